@@ -1,14 +1,12 @@
 """Files of local checkpoints from one process to another: HTTP on the job's own network.
 
 The only module that opens sockets. Nothing is pushed: the process that needs files fetches them. A request names a part
-of a step and the number of a file in it, ``/<step>/<token>/<writer>/<n>``; with ``done`` instead, the process that makes
-copies of the part says that it has ended. A server gives what its ``ServedParts`` lists, to who knows the secret of the
-job: path and file names come from there alone, so no request can reach another file.
+of a step and the number of a file in it, ``/<step>/<token>/<writer>/<n>``. A server gives what its ``ServedParts`` lists,
+to who knows the secret of the job: paths come from there alone, so no request can reach another file.
 """
 
 from __future__ import annotations
 
-import collections
 import errno
 import hmac
 import http.client
@@ -21,11 +19,10 @@ import socketserver
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from ckpt_core._options import MIB
 from ckpt_core._platform import NO_LINK, READ
@@ -37,12 +34,10 @@ _MOST_REASON = 100
 """Maximum length of what is repeated of a refusal."""
 _MOST_CONNECTIONS = 32
 """Further ones are refused, and their processes try another source, or later."""
-_PATH = re.compile(r"/(\d{1,19})/([0-9A-Za-z]{1,64})/(\d{1,8})/(\d{1,8}|done)")
+_PATH = re.compile(r"/(\d{1,19})/([0-9A-Za-z]{1,64})/(\d{1,8})/(\d{1,8})")
 _NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL})
 """Errors of ``open_plain`` that say that a file is not there, or is none; others, that it cannot be read now."""
 _POLL_SECS = 0.5
-_REMEMBERED = 16
-_SEND_BYTES = 8 * MIB
 _LOOPBACK = "127.0.0.1"
 _DISCARD_PORT = 9
 
@@ -64,28 +59,25 @@ def route_to(host: str) -> str | None:
         return None
 
 
-def routes_of(everyone: Sequence[tuple[str, str | None]]) -> dict[str, str] | None:
-    """On process 0, from the network namespace of each process and its route to the coordinator: at most two namespaces, each
-    with its first route that is not loopback; None if all processes are in one namespace.
+def far_route(everyone: Sequence[tuple[str, str | None]]) -> str | None:
+    """On process 0, from the network namespace of each process and its route to the coordinator: the first route that is not
+    loopback, empty if there is none; None if all processes are in one namespace.
     """
-    routes: dict[str, str] = {}
-    for network, address in everyone:
-        if len(routes) < 2 and address is not None and not _is_loopback(address):
-            routes.setdefault(network, address)
-    return routes if len({network for network, _ in everyone}) > 1 else None
+    if len({network for network, _ in everyone}) == 1:
+        return None
+    return next((one for _, one in everyone if one and not _is_loopback(one)), "")
 
 
-def choose_address(network: str, mine: str | None, routes: Mapping[str, str] | None) -> str | None:
+def choose_address(mine: str | None, far: str | None) -> str | None:
     """The address at which a process listens; None if it has none that others could reach. In one network namespace
     that is loopback. Otherwise it is ``mine``, the route to the coordinator; where that is loopback, as on the
-    coordinator's own host, the route to a process in another namespace.
+    coordinator's own host, the route to a process elsewhere.
     """
-    if routes is None:
+    if far is None:
         return _LOOPBACK
     if mine is not None and not _is_loopback(mine):
         return mine
-    there = next((address for other, address in routes.items() if other != network), None)
-    return None if there is None else route_to(there)
+    return route_to(far) if far else None
 
 
 def _is_loopback(address: str) -> bool:
@@ -103,13 +95,6 @@ class Key(NamedTuple):
     writer: int  # index of the process that wrote the part
 
 
-class Peer(NamedTuple):
-    """Where a process serves its parts."""
-
-    address: str
-    port: int  # 0 if it serves nothing
-
-
 class Lacking(ConnectionError):
     """The peer was reached, and does not have the part: asked once more, it would say so again."""
 
@@ -122,18 +107,13 @@ def _authorization(secret: str) -> str:
 class Connection:
     """A connection to a peer, from which files are fetched one after the other. It fails if no byte comes for ``idle_secs``."""
 
-    def __init__(self, peer: Peer, secret: str, idle_secs: float = IDLE_SECS) -> None:
+    def __init__(self, address: str, port: int, secret: str, idle_secs: float = IDLE_SECS) -> None:
         self._used = time.monotonic()
-        self._where = f"{peer.address}:{peer.port}"
+        self._where = f"{address}:{port}"
         self._headers = {"Authorization": _authorization(secret)}
-        self._http = http.client.HTTPConnection(peer.address, peer.port, timeout=idle_secs)
+        self._http = http.client.HTTPConnection(address, port, timeout=idle_secs)
 
-    def say_done(self, key: Key) -> None:
-        """Tells the peer that this process needs no more of a part; raises as ``pieces``."""
-        for _ in self.pieces(key, "done"):
-            break  # there is nothing to be said
-
-    def pieces(self, key: Key, position: int | Literal["done"]) -> Iterator[bytes]:
+    def pieces(self, key: Key, position: int) -> Iterator[bytes]:
         """The content of one file, block by block. Raises Lacking if the peer does not have the file, ConnectionError
         if it does not answer, cannot read the file, or stopped midway.
         """
@@ -175,14 +155,6 @@ class Connection:
 # ---------------------------------------------------------------------------------------- server
 
 
-@dataclass(frozen=True)
-class Offered:
-    """The files of one part; a request names one by its position in ``names``."""
-
-    path: str
-    names: tuple[str, ...]  # relative to ``path``
-
-
 def open_plain(path: str) -> io.FileIO:
     """Opens a file for reading; neither follows a link nor waits at a pipe. Raises OSError for anything but a regular
     file.
@@ -194,8 +166,10 @@ def open_plain(path: str) -> io.FileIO:
     raise OSError(errno.EINVAL, "no regular file", path)
 
 
-ServedParts = Callable[[Key], Offered | None]
-"""Looks a part up; None if this process does not have it, OSError if it cannot tell. Called from any thread."""
+ServedParts = Callable[[Key], Sequence[str] | None]
+"""The paths of the files of a part: a request names one by its position. None if this process does not have the part,
+OSError if it cannot tell. Called from any thread.
+"""
 
 
 class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
@@ -211,61 +185,45 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self.authorized = _authorization(secret).encode()
         self.served = served
-        self.done: collections.deque[Key] = collections.deque(maxlen=_REMEMBERED)
         self._last_used = time.monotonic()
-        self._open = dict[Any, bool]()  # connection -> whether it showed the secret
+        self._open = set[Any]()  # connections
         self._lock = threading.Lock()
-        self._ended = False
         super().__init__((address, 0), _Handler)
         self.port: int = self.server_address[1]
         self._thread = threading.Thread(
             target=self.serve_forever, args=(_POLL_SECS,), name="ckpt-exchange", daemon=True
         )
-        try:
-            self._thread.start()
-        except RuntimeError:  # the system has no thread for it
-            self.server_close()
-            raise
+        self._thread.start()
 
     @property
     def last_used(self) -> float:
-        """When, by the monotonic clock, a process of the job was last connected: now, if one is. One that moves no
-        byte is cut off after ``IDLE_SECS``.
+        """When, by the monotonic clock, somebody was last connected: now, if somebody is. One that moves no byte is cut
+        off after ``IDLE_SECS``.
         """
         with self._lock:
-            return time.monotonic() if any(self._open.values()) else self._last_used
-
-    def was_done(self, key: Key) -> bool:
-        """Whether a process said that it needs a part no longer; of a few recent parts."""
-        return key in self.done
+            return time.monotonic() if self._open else self._last_used
 
     def close(self) -> None:
         """Ends all transfers and closes the port; may be called again."""
+        _wake(self.socket)  # else serve_forever would look at the end only after its poll
+        self.shutdown()
+        self.server_close()
         with self._lock:
-            ended, self._ended = self._ended, True
             for connection in self._open:
                 _wake(connection)
-        if not ended:
-            _wake(self.socket)  # else serve_forever would look at the end only after its poll
-            self.shutdown()
-            self.server_close()
         self._thread.join(2 * IDLE_SECS)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         with self._lock:
-            if self._ended or len(self._open) >= _MOST_CONNECTIONS:
+            if len(self._open) >= _MOST_CONNECTIONS:
                 return False
-            self._open[request] = False
+            self._open.add(request)
         return True
-
-    def use(self, request: Any) -> None:
-        """Notes that a connection is one of the job."""
-        with self._lock:
-            self._open[request] = True
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
-            if self._open.pop(request, False):
+            if request in self._open:
+                self._open.remove(request)
                 self._last_used = time.monotonic()
         super().shutdown_request(request)
 
@@ -286,7 +244,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = IDLE_SECS
     # head and body of an answer are two writes: the second would wait for what acknowledges the first, 40 ms
     disable_nagle_algorithm = True
-    _found: tuple[Key, Offered | None] | None = None  # the part that was asked for last
+    _found: tuple[Key, Sequence[str] | None] | None = None  # the part that was asked for last
 
     def do_GET(self) -> None:
         """Answers one request."""
@@ -295,20 +253,18 @@ class _Handler(BaseHTTPRequestHandler):
         if not hmac.compare_digest(given, server.authorized):
             self._refuse(HTTPStatus.FORBIDDEN)
             return
-        server.use(self.connection)
         asked = _PATH.fullmatch(self.path)
         if asked is None:
             self._refuse(HTTPStatus.NOT_FOUND)
             return
         key = Key(int(asked[1]), asked[2], int(asked[3]))
-        if asked[4] == "done":
-            server.done.append(key)
-            self._answer(HTTPStatus.OK, 0)
-            return
         try:
             if self._found is None or self._found[0] != key:
                 self._found = key, server.served(key)
-            file = _open_offered(self._found[1], int(asked[4]))
+            paths = self._found[1] or ()
+            if int(asked[4]) >= len(paths):
+                raise FileNotFoundError(errno.ENOENT, "no such file of a part")
+            file = open_plain(paths[int(asked[4])])
         except OSError as error:  # a file that its disk does not give says nothing about the part
             if error.errno in _NO_FILE:  # deleted in the meantime, as a rule
                 self._refuse(HTTPStatus.NOT_FOUND)
@@ -322,13 +278,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, file: Any) -> None:
         size_bytes = os.fstat(file.fileno()).st_size
         self._answer(HTTPStatus.OK, size_bytes)
-        sent = 0
-        while sent < size_bytes:
-            count = self.connection.sendfile(file, sent, min(_SEND_BYTES, size_bytes - sent))
-            if count == 0:  # the file became shorter: the receiver sees that bytes are missing
-                self.close_connection = True
-                return
-            sent += count
+        if size_bytes and self.connection.sendfile(file, 0, size_bytes) < size_bytes:
+            self.close_connection = (
+                True  # it became shorter: the receiver sees that bytes are missing
+            )
 
     def _refuse(self, status: HTTPStatus, reason: str | None = None) -> None:
         self.close_connection = True
@@ -343,10 +296,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """The default writes a line to stderr for every request."""
-
-
-def _open_offered(offered: Offered | None, position: int) -> io.FileIO:
-    """One file of a part; FileNotFoundError if there is no such part, or none so far."""
-    if offered is None or position >= len(offered.names):
-        raise FileNotFoundError(errno.ENOENT, "not offered")
-    return open_plain(os.path.join(offered.path, offered.names[position]))

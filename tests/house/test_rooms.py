@@ -38,7 +38,6 @@ STATE = {
     "ckpt_core._fork": {"HOME"},  # the process that has used ckpt, for its forked children
     "ckpt_core._processes": {"_absent"},  # for whom this process waits, for those reports
     "ckpt_core._run.preemption": {"_calls", "_listeners", "_previous"},  # signals of this process
-    "ckpt_core._run.tiers.peers": {"_ended"},  # keys of closed runs, which the next one removes
     "ckpt_core._storage.files": {"_alive"},  # files that a forked child must close
     "ckpt_keras._assets": {"_saved_beside"},  # Keras' hooks get no argument of ours
     "ckpt_orbax.v1._context": {"_ACTIVE"},  # Orbax's own `with Context(...)`

@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ckpt_core._directory import (
@@ -29,8 +28,6 @@ from ckpt_core._run.tiers.folders import COPIES, FOLDER, hash_of
 
 _RUN = re.compile(r"run-[0-9a-f]{16}-[0-9a-f]{8}")
 _OF_STEPS = re.compile(rf"{FOLDER.pattern}(/{COPIES.pattern})?")
-_LEVELS = 3
-"""Folders of processes, of steps and copies, and of copied steps."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ class LocalRun:
     processes: int  # how many have folders in it
     steps: tuple[int, ...]  # with parts here, or copies of parts of other hosts
     size_bytes: int
-    used_unix_secs: float  # when the newest of its folders of steps was changed
+    used_unix_secs: float  # when the newest of its folders was changed
     in_use: bool  # a writer or a reader of it may live
     mine: bool  # its folder belongs to this user
 
@@ -90,14 +87,19 @@ def _run_at(path: str, locks_work: bool) -> LocalRun | None:
         return None
     sizes = dict[tuple[int, int], int]()  # steps share unchanged files by hard links
     steps, used_unix_secs, missed = set[int | None](), top.st_mtime, list[OSError]()
-    for inside, about in _below(path, missed.append):
-        *above, name = inside.split("/")
-        if not stat.S_ISDIR(about.st_mode):
-            sizes[about.st_dev, about.st_ino] = about.st_size
-        elif len(above) < _LEVELS:
-            used_unix_secs = max(used_unix_secs, about.st_mtime)
-            if above and _OF_STEPS.fullmatch("/".join(above)):
-                steps.add(StepNames().parse(name))
+    for above, directories, files in os.walk(path, onerror=missed.append):
+        of_steps = _OF_STEPS.fullmatch(above[len(path) + 1 :])
+        for name in (*directories, *files):
+            try:
+                about = os.lstat(f"{above}/{name}")
+            except OSError as error:
+                missed.append(error)
+                continue
+            if stat.S_ISDIR(about.st_mode):
+                used_unix_secs = max(used_unix_secs, about.st_mtime)
+                steps.add(StepNames().parse(name) if of_steps else None)
+            else:
+                sizes[about.st_dev, about.st_ino] = about.st_size
     unread = any(not isinstance(error, FileNotFoundError) for error in missed)
     folders, persistent = [] if unread else _folders(path), ""
     for folder in folders:
@@ -114,16 +116,6 @@ def _run_at(path: str, locks_work: bool) -> LocalRun | None:
         not (unused and all(_is_unused(folder, locks_work) for folder in folders)),
         top.st_uid == os.getuid() if hasattr(os, "getuid") else True,
     )
-
-
-def _below(path: str, missed: Callable[[OSError], object]) -> Iterator[tuple[str, os.stat_result]]:
-    """All that is below a folder, by relative path; calls ``missed`` for what cannot be looked at."""
-    for top, directories, files in os.walk(path, onerror=missed):
-        for one in (f"{top}/{name}" for name in (*directories, *files)):
-            try:
-                yield one[len(path) + 1 :], os.lstat(one)
-            except OSError as error:
-                missed(error)
 
 
 def _is_unused(folder: str, locks_work: bool) -> bool:

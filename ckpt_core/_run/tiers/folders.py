@@ -14,14 +14,14 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from typing import NamedTuple
 
 from ckpt_core._directory import (
     MAX_STEP,
+    Backend,
     LockFile,
     PosixBackend,
-    StepNames,
     is_locked,
     lock_folder,
     refuse_file,
@@ -31,13 +31,14 @@ from ckpt_core._directory import (
 from ckpt_core._errors import CheckpointError, CheckpointNotFound
 from ckpt_core._exchange import Key
 from ckpt_core._format.part import Part, contains
+from ckpt_core._format.record import RECORD_FILE
 from ckpt_core._operation import logger
 from ckpt_core._run.lease import OWNER_FILE, Lease, is_abandoned
 from ckpt_core._run.run_file import RunFile
-from ckpt_core._run.steps import Steps
-from ckpt_core._run.tiers.fetch import Target
-from ckpt_core._run.tiers.judge import Seen, Unread, is_unread
+from ckpt_core._run.steps import RunDirectory, Steps
+from ckpt_core._run.tiers.judge import Seen, State, Unread, is_unread
 from ckpt_core._saved import Checkpoint, NativeCheckpoint
+from ckpt_core._verify import verify
 
 FOLDER = re.compile(r"process_(\d+)-of-(\d+)")
 COPIES = re.compile(r"partner-of_(\d+)-of-(\d+)")
@@ -78,6 +79,17 @@ def hash_of(persistent: str) -> str:
     return hashlib.sha256(real.encode(errors="surrogateescape")).hexdigest()[:8]
 
 
+class Target(NamedTuple):
+    """Where a part is brought."""
+
+    path: str  # of the step's directory
+    backend: Backend
+    durable: bool  # whether it is fsynced
+    # Called right before the commit; raises if the part is not wanted there any more.
+    may_commit: Callable[[], None]
+    token: str = ""  # of the save that lies there already
+
+
 class Place(NamedTuple):
     """A part of a step, and where it is."""
 
@@ -88,29 +100,21 @@ class Place(NamedTuple):
 class Folders:
     """The folder of one process, and those that lie beside it in ``root``, the run's folder in the local directory."""
 
-    def __init__(
-        self,
-        root: str,
-        persistent: str,
-        index: int,
-        count: int,
-        names: StepNames,
-        *,
-        durable: bool,
-    ) -> None:
-        self.path = f"{root}/process_{index}-of-{count}"
+    def __init__(self, root: str, directory: RunDirectory) -> None:
+        self._index, self._count = directory.processes.index, directory.processes.count
+        self.path = f"{root}/process_{self._index}-of-{self._count}"
         self.backend = PosixBackend()
-        self.own = Steps(self.path, True, self.backend, names)  # of each a part
-        self._persistent = persistent
+        self.own = Steps(self.path, True, self.backend, directory.steps.names)  # of each a part
+        self._persistent = directory.path
         self.lease = self._lease(self.path)
         # What the last look could not read, though nothing says that it is damaged; MAX_STEP if a folder could not be listed.
         self.unread: dict[int, Unread] = {}
         self._unread_own: dict[int, Unread] = {}  # without parts and copies in other folders
         self.others: dict[int, int] = {}  # step -> the other number of processes that saved it
+        # Step and token of own parts that are left out -> whether damaged or unread, and what was found.
+        self.useless: dict[tuple[int, str], tuple[State, str]] = {}
         self._root = root
-        self._index = index
-        self._count = count
-        self._durable = durable
+        self._options = directory.options
         self._leases_of_others: list[Lease] = []
         self._use = _use(root)
 
@@ -120,19 +124,63 @@ class Folders:
         """The readable parts here and beside it, the own ones first; parts of histories that ``run`` has left do not count, and
         those of another number of processes are only noted.
         """
-        mine = os.path.basename(self.path)
         own, beside, found = dict[int, Unread](), dict[int, Unread](), list[Place]()
-        self.others, others = {}, list[str]()
-        with self._noting(own, self._root):
-            others = self._beside()
-        others.sort(key=lambda name: _numbers(name)[1] != self._count)
-        for folder in [mine, *others][: 1 + _MOST_FOLDERS]:
-            unread, path = own if folder == mine else beside, f"{self._root}/{folder}"
-            with self._noting(unread, path, of_others=folder != mine):
-                for steps in self._steps_in(path):
-                    found += self._parts_in(steps, unread, run)
+        self.others = {}
+        for steps, step, opened in self._opened(own, beside):
+            record, alone = opened.record, _part_of(steps)
+            part, order = record.part or alone, run.order(step, record.token)
+            if order is None or not part.writer < part.count == alone.count:
+                continue
+            if part.count != self._count:
+                self.others[step] = part.count
+                continue
+            mine, continues = steps is self.own, record.parent is not None
+            mine = mine and contains(part.serves, self._index)
+            if not (mine and (step, record.token) in self.useless):
+                seen = Seen(step, record.token, order, part.writer, part.serves, mine, continues)
+                found.append(Place(seen, opened))
         self.unread, self._unread_own = beside | own, own
         return found
+
+    def find(self, key: Key) -> list[str] | None:
+        """The files of a part that lies here or beside it, a ``ServedParts``; OSError if some cannot be read now."""
+        unread = dict[int, Unread]()
+        for steps, _, opened in self._opened(unread, unread, key.step):
+            record = opened.record
+            if record.token != key.token or (steps is self.own and key[:2] in self.useless):
+                continue
+            if contains((record.part or _part_of(steps)).serves, key.writer):
+                return [f"{opened.path}/{name}" for name in (RECORD_FILE, *record.beside)]
+        for one in unread.values():
+            if one.errno:
+                raise OSError(one.errno, one.why)
+        return None
+
+    def state(self, step: int, token: str | None) -> State:
+        """Whether this process's own part is as it was saved. If not, it is left out: one that could not be read until
+        ``try_again``, a damaged one until another copy replaces it.
+        """
+        path = self.own.path(step)
+        found: State = "damaged"
+        if not self.backend.exists(path):
+            return found
+        try:
+            report = verify(path, options=self._options)
+            problem = "" if report.ok else str(report.problems[0])
+        except Exception as error:  # whatever it is: the other processes wait for the answer
+            found, problem = "unread", str(error) or type(error).__name__
+        if problem and token is not None:
+            self.useless[step, token] = found, problem
+        return found if problem else "whole"
+
+    def why_unread(self, step: int, token: str) -> str:
+        """Why this process's own part could not be read; empty if that was not tried, or worked."""
+        state, why = self.useless.get((step, token), ("whole", ""))
+        return why if state == "unread" else ""
+
+    def try_again(self) -> None:
+        """What could not be read may be readable now."""
+        self.useless = {one: why for one, why in self.useless.items() if why[0] != "unread"}
 
     @contextlib.contextmanager
     def _noting(
@@ -158,28 +206,30 @@ class Folders:
                 why = str(error) if path in str(error) else f"{path}: {error}"
                 unread[step] = Unread(step, number or 0, why[:_MOST_TEXT], self._index)
 
-    def _parts_in(self, steps: Steps, unread: dict[int, Unread], run: RunFile) -> Iterator[Place]:
-        """The parts in one folder that count; logs the others, and notes those that could not be read."""
-        mine = steps is self.own
-        alone = Part.own(*_numbers(os.path.basename(steps.directory)))  # one process notes no part
-        for step, opened in self._opened_in(steps, unread):
-            record = opened.record
-            part, order = record.part or alone, run.order(step, record.token)
-            if order is None or not part.writer < part.count == alone.count:
-                continue
-            if part.count != self._count:
-                self.others[step] = part.count
-                continue
-            own, continues = mine and contains(part.serves, self._index), record.parent is not None
-            seen = Seen(step, record.token, order, part.writer, part.serves, own, continues)
-            yield Place(seen, opened)
+    def _opened(
+        self, own: dict[int, Unread], beside: dict[int, Unread], only: int | None = None
+    ) -> Iterator[tuple[Steps, int, NativeCheckpoint]]:
+        """The parts of all steps, or ``only`` of one, that can be read here, and then beside it; logs the others, and notes those
+        in ``own`` and ``beside`` that may be sound.
+        """
+        mine, others = os.path.basename(self.path), list[str]()
+        with self._noting(own, self._root):
+            others = self._beside()
+        others.sort(key=lambda name: _numbers(name)[1] != self._count)
+        for folder in [mine, *others][: 1 + _MOST_FOLDERS]:
+            unread, path = own if folder == mine else beside, f"{self._root}/{folder}"
+            with self._noting(unread, path, of_others=folder != mine):
+                for steps in self._steps_in(path):
+                    for step, opened in self._opened_in(steps, unread, only):
+                        yield steps, step, opened
 
     def _opened_in(
-        self, steps: Steps, unread: dict[int, Unread]
+        self, steps: Steps, unread: dict[int, Unread], only: int | None
     ) -> Iterator[tuple[int, NativeCheckpoint]]:
-        """The checkpoints in one folder that can be read, by step."""
         listing = steps.look()
         for step, among in listing.names.items():
+            if only not in (None, step):
+                continue
             names, found = list[str](), list[Checkpoint]()
             with self._noting(unread, f"{steps.directory}/{among[0]}", step):
                 names = listing.directories(step)
@@ -269,7 +319,7 @@ class Folders:
             if self.lease.claimed:
                 self.lease.check()
 
-        return Target(self.own.path(step), self.backend, self._durable, may_commit)
+        return Target(self.own.path(step), self.backend, self._options.durable, may_commit)
 
     def copy_target(self, source: int, step: int, wanted: Callable[[], None]) -> Target:
         """Where the copy of another process's part goes."""
@@ -278,8 +328,10 @@ class Folders:
             wanted()
             self.lease.check()
 
-        path = self._steps(f"{self.path}/{_copies_of(source, self._count)}").path(step)
-        return Target(path, self.backend, self._durable, may_commit)
+        copies = self._steps(f"{self.path}/{_copies_of(source, self._count)}")
+        path = copies.path(step)
+        there = copies.token(os.path.basename(path))
+        return Target(path, self.backend, self._options.durable, may_commit, there)
 
     # ---------------------------------------------------------------------------------- delete
 
@@ -389,12 +441,6 @@ def _numbers(folder: str) -> tuple[int, int]:
     return int(writer), int(count)
 
 
-def offered_of(places: Iterable[Place], index: int) -> dict[Key, str]:
-    """The paths of parts by their keys; of equal parts the first. A process's own part, if another one wrote it, is also
-    offered in the place of that which it lost.
-    """
-    found: dict[Key, str] = {}
-    for seen, opened in places:
-        for writer in (seen.writer, index) if seen.own else (seen.writer,):
-            found.setdefault(Key(seen.step, seen.token, writer), opened.path)
-    return found
+def _part_of(steps: Steps) -> Part:
+    """The part that one process alone saved, which notes none in its record."""
+    return Part.own(*_numbers(os.path.basename(steps.directory)))

@@ -71,23 +71,24 @@ class LocalParts:
 
     parts: Sequence[Seen]
     mends: bool  # whether it would write parts that it lacks; not if it is read-only
+    serves: bool = True  # whether others can fetch from it
     unread: Sequence[Unread] = ()
     others: Sequence[tuple[int, int]] = ()  # steps of other numbers of processes, and how many
 
     def dump(self) -> str:
         """As text for ``parse``."""
         parts = [(*part[:4], dump_runs(part.serves), *part[5:]) for part in self.parts]
-        return _dumps([parts, self.mends, self.unread, self.others])
+        return _dumps([parts, self.mends, self.serves, self.unread, self.others])
 
     @staticmethod
     def parse(text: str) -> LocalParts:
         """What ``dump`` gave."""
-        parts, mends, unread, others = json.loads(text)
+        parts, mends, serves, unread, others = json.loads(text)
         seen = [
             Seen(step, token, (position, count), writer, parse_runs(serves), *rest)
             for step, token, (position, count), writer, serves, *rest in parts
         ]
-        return LocalParts(seen, mends, [Unread(*one) for one in unread], others)
+        return LocalParts(seen, mends, serves, [Unread(*one) for one in unread], others)
 
 
 @dataclass(frozen=True)
@@ -153,23 +154,20 @@ def _dumps(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def judge(
-    everyone: Sequence[LocalParts], machines: Sequence[str], serving: Sequence[bool]
-) -> Judgement:
-    """The steps that are whole, and from where each process gets what it lacks. Each process has an entry in ``everyone``, in
-    ``machines``, and in ``serving``: whether others can fetch from it.
+def judge(everyone: Sequence[LocalParts], machines: Sequence[str]) -> Judgement:
+    """The steps that are whole, and from where each process gets what it lacks. Each process has an entry in ``everyone`` and in
+    ``machines``.
     """
     saves: dict[int, dict[str, _Parts]] = {}
     for process, one in enumerate(everyone):
         for seen in one.parts:
             saves.setdefault(seen.step, {}).setdefault(seen.token, []).append((process, seen))
-    mends = [one.mends for one in everyone]
     steps: dict[int, WholeStep] = {}
     partial: dict[int, list[int]] = {}
     for step, made in sorted(saves.items()):
         newest = {token: max(seen.order for _, seen in parts) for token, parts in made.items()}
         for token in sorted(made, key=lambda token: (newest[token], token), reverse=True):
-            sources = _sources(made[token], mends, machines, serving)
+            sources = _sources(made[token], everyone, machines)
             absent = [process for process, found in sources.items() if not found]
             if not absent:
                 steps[step] = WholeStep(token, sources, _is_twice(made[token], machines))
@@ -188,16 +186,16 @@ _Parts = list[tuple[int, Seen]]
 
 
 def _sources(
-    parts: _Parts, mends: Sequence[bool], machines: Sequence[str], serving: Sequence[bool]
+    parts: _Parts, everyone: Sequence[LocalParts], machines: Sequence[str]
 ) -> dict[int, list[Source]]:
     """For each process that lacks its part, its sources; an empty list if there are none. Those on its machine come first, and
     processes take them in turn, so that load spreads.
     """
     here, givers = dict[int, list[Source]](), dict[Runs, list[Source]]()
-    lacking = {*range(len(mends))}
+    lacking = {*range(len(everyone))}
     for process, seen in parts:
         source = Source(process, seen.writer)
-        if serving[process]:
+        if everyone[process].serves:
             givers.setdefault(seen.serves, []).append(source)
         if contains(seen.serves, process):
             here.setdefault(process, []).append(source)
@@ -210,7 +208,7 @@ def _sources(
             others = [one for one in sources[turn:] + sources[:turn] if one.process != process]
             others.sort(key=lambda one: machines[one.process] != machines[process])
             found[process] += others[:_SOURCES]
-    return {process: some[:_SOURCES] if mends[process] else [] for process, some in found.items()}
+    return {n: some[:_SOURCES] if everyone[n].mends else [] for n, some in found.items()}
 
 
 def _is_twice(parts: _Parts, machines: Sequence[str]) -> bool:
@@ -281,8 +279,8 @@ def inverted(partners: Sequence[int | None]) -> list[list[int]]:
     return sources
 
 
-# without partners; has copied none, or could not; is copying; has copied
-CopyState = Literal["off", "idle", "busy", "done"]
+# has copied none, or could not; is copying; has copied
+CopyState = Literal["idle", "busy", "done"]
 """Of the copies that one process makes: of which step, see ``judge_copies``."""
 
 
@@ -292,7 +290,7 @@ def judge_copies(reports: Sequence[Any]) -> tuple[bool, bool]:
     part. While any process still copies, none begins with another step.
     """
     states = {state for state, _, _ in reports}
-    return not {"off", "busy"} & states, states == {"done"} and len({*map(tuple, reports)}) == 1
+    return "busy" not in states, states == {"done"} and len({*map(tuple, reports)}) == 1
 
 
 # -------------------------------------------------------------- after a restore that failed
@@ -379,30 +377,21 @@ def unread_of(step: int, why: object, error: Exception) -> CheckpointError | OSE
         "restore an older step by its number: restore(step, ...)"
     )
     number = error.errno if isinstance(error, OSError) else None
-    unread = CheckpointError(text) if number is None else OSError(number, text)
-    unread.__cause__ = error
-    return unread
+    return CheckpointError(text) if number is None else OSError(number, text)
 
 
 def damage_of(directory: str, step: int, error: Exception) -> CheckpointCorrupt:
     """What is raised if no other tier has a step that could not be restored because of ``error``."""
     named = error if isinstance(error, CheckpointCorrupt) else None
-    damage = CheckpointCorrupt(
-        f"{directory}: step {step}: {error}",
-        file=named and named.file,
-        leaf=named and named.leaf,
-    )
-    damage.__cause__ = error
-    return damage
+    text = f"{directory}: step {step}: {error}"
+    return CheckpointCorrupt(text, file=named and named.file, leaf=named and named.leaf)
 
 
 def misfit_of(directory: str, step: int, error: Exception) -> Misfit:
     """The same where all parts are whole, but do not have what this restore wants."""
-    misfit = Misfit(
+    return Misfit(
         f"{directory}: step {step} is not damaged, but the local directories do not have it for these "
         f"shardings: {error}. From them each process restores what its own devices held at the save, and none does so "
         "alone (as_numpy=True). Restore with the shardings of the save; for others, save it to the "
         "persistent directory before: save(..., force=True)"
     )
-    misfit.__cause__ = error
-    return misfit

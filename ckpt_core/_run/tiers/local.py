@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import weakref
@@ -10,7 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ckpt_core import _load
-from ckpt_core._directory import MAX_STEP
+from ckpt_core._directory import MAX_STEP, make_secret
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -27,8 +28,7 @@ from ckpt_core._run.in_flight import SaveSlot, wait_for_others
 from ckpt_core._run.run_file import RunFile
 from ckpt_core._run.steps import RunDirectory, find_run
 from ckpt_core._run.tiers.ended import name_other_runs
-from ckpt_core._run.tiers.fetch import Copier, Mender
-from ckpt_core._run.tiers.folders import Folders, folder_of, local_root, offered_of
+from ckpt_core._run.tiers.folders import Folders, folder_of, local_root
 from ckpt_core._run.tiers.judge import (
     Judgement,
     LocalParts,
@@ -41,8 +41,13 @@ from ckpt_core._run.tiers.judge import (
     unread_of,
     vote,
 )
-from ckpt_core._run.tiers.peers import Offers, Table, exchange_addresses, heard_when_they_meet
-from ckpt_core._run.tiers.save import LocalSave, StepToSave
+from ckpt_core._run.tiers.peers import (
+    Table,
+    exchange_addresses,
+    fetch_lost,
+    heard_when_they_meet,
+)
+from ckpt_core._run.tiers.save import Copier, LocalSave, StepToSave
 from ckpt_core._save import SaveJob
 from ckpt_core._saved import NativeCheckpoint
 
@@ -61,6 +66,14 @@ def open_local(given: str | os.PathLike[str], directory: RunDirectory) -> LocalT
             raise
         refusal = error  # the others are about to find the run, and to meet
     run = find_run(directory, make=not directory.read_only and refusal is None)
+
+    def make() -> None:
+        if directory.options.peer_secret_file is None:
+            with contextlib.suppress(OSError):  # it is met again where all meet
+                make_secret(directory.path)
+
+    if processes.count > 1 and directory.local and not directory.read_only:
+        processes.round("make a secret", directory.options.timeout_secs).first(make)
     with heard_when_they_meet(processes):
         if refusal is not None:
             raise refusal
@@ -75,14 +88,7 @@ class LocalTier:
         self._root = root
         with heard_when_they_meet(processes):
             self._run_folder = folder_of(run, root, directory.path)
-            self._folders = folders = Folders(
-                self._run_folder,
-                directory.path,
-                processes.index,
-                processes.count,
-                directory.steps.names,
-                durable=options.durable,
-            )
+            self._folders = folders = Folders(self._run_folder, directory)
             if not directory.read_only:
                 folders.clean()
         self.directory = folders.path
@@ -99,13 +105,12 @@ class LocalTier:
         self._found = Judgement({}, {})  # by the last look
         self._has_saved = False
         shared = directory.path if directory.local and not directory.read_only else None
-        self._peers = peers = exchange_addresses(processes, options, Offers(), shared)
-        self._judged = Table(processes, f"{peers.folder}/judged")
-        self._groups = Table(processes, f"{peers.folder}/groups")
+        self._peers = peers = exchange_addresses(processes, options, folders.find, shared)
+        self._judged = Table(processes, peers.folder, "judged")
+        self._groups = Table(processes, peers.folder, "groups")
         self._close_peers = weakref.finalize(self, peers.close)
         self._close_peers.atexit = False  # the server's threads are daemons
-        self._mender = Mender(peers, folders.own_target)
-        self._copier = Copier(peers, folders.copy_target)
+        self._copier = Copier(peers, folders)
         # Equal on all processes: a step of which all have copies, and the one copied now or last.
         self._protected: int | None = None
         self._copied: int | None = None
@@ -221,7 +226,6 @@ class LocalTier:
         self._found = self._found.without(gone)
         self._copier.cancel()
         self._folders.delete(gone)
-        self._peers.offers.keep(lambda key: not gone(key.step))
 
     def forget(self, run: RunFile) -> None:
         """Takes over which saves count, and deletes nothing: the next claim or look cleans up."""
@@ -237,17 +241,13 @@ class LocalTier:
 
     def look(self) -> None:
         """Lists the parts that each process sees; all agree on the steps that every one has or can get."""
-        excluded, call = self._mender.excludes, "look at the local steps"
+        call = "look at the local steps"
         with heard_when_they_meet(self._processes, call):
-            places = [
-                place
-                for place in self._folders.look(self._run)
-                if not (place.seen.own and excluded(place.seen.step, place.seen.token))
-            ]
-        self._peers.offers.replace(offered_of(places, self._processes.index))
+            places = self._folders.look(self._run)
         seen = LocalParts(
             [place.seen for place in places],
             not self._read_only,
+            self._peers.server is not None,
             [*self._folders.unread.values()],
             [*self._folders.others.items()],
         )
@@ -265,27 +265,28 @@ class LocalTier:
                 absent,
             )
         self._complete = {step: whole.token for step, whole in found.steps.items()}
-        own = [place for place in places if place.seen.own]
         self._opened = {
-            place.seen.step: place.opened
-            for place in own
-            if self._complete.get(place.seen.step) == place.seen.token
+            seen.step: opened
+            for seen, opened in places
+            if seen.own and self._complete.get(seen.step) == seen.token
         }
-        self._mender.note(found.steps)
         self._protected = max((s for s, whole in found.steps.items() if whole.twice), default=None)
 
     def _judge(self, values: list[str]) -> str:
         """On process 0: which steps are whole, from what all see."""
         everyone = [LocalParts.parse(text) for text in values]
-        machines, serving = zip(*self._peers.hosts, strict=True)
-        found = judge(everyone, machines, serving)
+        found = judge(everyone, self._peers.machines)
         return found.dump(len(everyone), self._judged.publish)
 
     def opening(self, step: int) -> _load.Opening:
         """A function that opens this process's part of a step, and gets it before if it is lacking."""
 
         def open_part() -> Any:
-            self._mender.mend(step)
+            whole = self._found.steps.get(step)
+            if whole and whole.sources and whole.token == self._complete.get(step):
+                (sources,) = whole.sources.values()  # this process lacks its part
+                fetch_lost(step, whole.token, sources, self._peers, self._folders)
+                whole.sources.clear()
             found = self._opened.get(step)
             if self.reads_alone:  # replaced meanwhile, it is opened anew
                 self._opened.pop(step, None)
@@ -349,7 +350,7 @@ class LocalTier:
         """
         complete = {**self._complete, step: save.token}
         kept = {step, *sorted(complete)[-self._options.local_max_to_keep :]}
-        if self._copier.active:
+        if self._peers.copies:
             if save.protected and save.protected in self._complete.items():  # not saved once more
                 self._protected = save.protected[0]
             elif self._protected not in self._complete:
@@ -358,11 +359,8 @@ class LocalTier:
                 self._copied = step
                 self._copier.copy(step, save.token)
             kept |= complete.keys() & {self._protected, self._copied}
-        if save.part is not None:
-            self._peers.offers.keep(lambda key: key.step in kept)
         self._complete = {one: complete[one] for one in kept}
-        sources = self._copier.sources if self._copier.active else ()
-        self._folders.retain(kept, save.job.target, sources)
+        self._folders.retain(kept, save.job.target, self._peers.sources)
 
     def restore(
         self, step: int, targets: Mapping[str, Any], request: Any
@@ -418,9 +416,9 @@ class LocalTier:
                         "step %d is not restored from local directories: %s", step, error
                     )
                     if unread is not None:
-                        why = self._mender.why_unread(step, token or "") or unread
+                        why = self._folders.why_unread(step, token or "") or unread
                         found, kind = unread_of(step, why, unread), OSError.__name__
-                        self._mender.try_again()
+                        self._folders.try_again()
                         if not alone:
                             self.look()  # it is there as before
                     else:
@@ -428,18 +426,19 @@ class LocalTier:
                         made = damage_of if fits else misfit_of
                         found = made(self.directory, step, error)
                         kind = type(found).__name__
+                    found.__cause__ = unread or error
                     mark_agreed(found, kind)  # by the agreement on it
                     return found
         finally:
-            self._mender.try_again()
+            self._folders.try_again()
 
     def _copy_again(self, step: int) -> None:
         """After a restore: partners copy the newest step where they lost their copies of it."""
         newest = max(self._complete, default=None)
-        if not self._copier.active or step != newest:
+        if not self._peers.copies or step != newest:
             return
         self._copied = step
-        if self._folders.lease.claimed and not self._copier.busy:
+        if self._folders.lease.claimed and self._copier.report[0] != "busy":
             self._copier.copy(step, self._complete[step])
 
     def _agree_after(self, step: int, error: Exception) -> str:
@@ -456,10 +455,7 @@ class LocalTier:
 
     def _state(self, step: int) -> State:
         """Whether every byte of this process's part is as it was saved."""
-        path, limit_bytes = self._folders.own.path(step), self._options.max_host_bytes
-        if not self._folders.backend.exists(path):
-            return "damaged"
-        return self._mender.state(step, self._complete.get(step), path, limit_bytes)
+        return self._folders.state(step, self._complete.get(step))
 
     def close(self, secs_left: float | None = None) -> None:
         """Releases the claim, when partners have copies of the last step or no grace period is left."""

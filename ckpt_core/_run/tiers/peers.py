@@ -1,44 +1,60 @@
-"""How the processes of a run reach each other's local steps, agreed once for each Checkpointer; and what each offers."""
+"""How the processes of a run reach each other's local steps, agreed once for each Checkpointer, and how parts of them are fetched.
+
+A copy is equal to the original to the byte, ckpt.json included, and appears by the same commit as a save.
+"""
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import hashlib
 import hmac
 import json
 import os
 import secrets
-import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ckpt_core._directory import (
     SECRET_FILE,
-    PosixBackend,
     make_secret,
     read_secret,
     this_machine,
     this_network,
+    write_pieces,
 )
-from ckpt_core._errors import BarrierTimeout, CheckpointError
+from ckpt_core._errors import BarrierTimeout, CheckpointCorrupt, CheckpointError
 from ckpt_core._exchange import (
+    BLOCK_BYTES,
     IDLE_SECS,
     Connection,
     Key,
-    Offered,
-    Peer,
+    Lacking,
+    ServedParts,
     Server,
     choose_address,
+    far_route,
+    open_plain,
     route_to,
-    routes_of,
 )
+from ckpt_core._format.part import contains
 from ckpt_core._format.record import RECORD_FILE, load_record
+from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._operation import logger
-from ckpt_core._options import Options
-from ckpt_core._processes import Processes, Round, coordinator_host
-from ckpt_core._run.tiers.judge import ChosenPartner, all_partners, choose_partner, inverted
+from ckpt_core._options import MIB, Options
+from ckpt_core._processes import Processes, coordinator_host
+from ckpt_core._run.tiers.folders import Folders, Target
+from ckpt_core._run.tiers.judge import (
+    ChosenPartner,
+    Source,
+    all_partners,
+    cause_of,
+    choose_partner,
+    inverted,
+)
+from ckpt_core._verify import verify
 
 _CALL = "open local steps"
 _SECRET_BYTES = 32
@@ -47,53 +63,14 @@ _OPEN = (
     "coordinator's port can read it there, and fetch the local steps of every process. Set "
     "Options(peer_secret_file=) to a file with 32 random bytes and the mode 0600, the same on each host"
 )
-_ended: list[tuple[Processes, str]] = []
-"""On process 0: the folders of what it closed. The others may be about to read in them, until all have come to the next opening."""
 _WAITS = 8
 """A process that gives up this many connections, one after the other, is still in time for the others."""
+_VERIFY_BYTES = 256 * MIB
+"""Maximum host memory in which a part is verified, if no chunk is larger."""
+Pieces = Callable[[int], Iterator[bytes]]
+"""The content of a file of a part, block by block: 0 is ckpt.json, then come its files by name."""
 
-
-class Offers:
-    """The parts that other processes may fetch from this one; may be used by any thread."""
-
-    def __init__(self) -> None:
-        self._read = PosixBackend().read
-        self._paths: dict[Key, str] = {}
-        self._lock = threading.Lock()
-
-    def put(self, key: Key, path: str) -> None:
-        """Offers the part at a path."""
-        with self._lock:
-            self._paths[key] = path
-
-    def replace(self, paths: dict[Key, str]) -> None:
-        """Offers these parts and no other."""
-        with self._lock:
-            self._paths = dict(paths)
-
-    def keep(self, wanted: Callable[[Key], bool]) -> None:
-        """Offers no longer those that are not wanted."""
-        with self._lock:
-            self._paths = {key: path for key, path in self._paths.items() if wanted(key)}
-
-    def path(self, key: Key) -> str | None:
-        """Where a part is."""
-        with self._lock:
-            return self._paths.get(key)
-
-    def find(self, key: Key) -> Offered | None:
-        """The files of a part, from its record; a ``ServedParts``. Raises OSError if the record cannot be read now."""
-        path = self.path(key)
-        if path is None:
-            return None
-        try:
-            data = self._read(path, RECORD_FILE)
-            record = None if data is None else load_record(data)
-            if record is None or record.token != key.token:
-                return None  # it was replaced in the meantime
-            return Offered(path, (RECORD_FILE, *record.beside))
-        except CheckpointError:
-            return None
+# ----------------------------------------------------------------------------------------- peers
 
 
 @dataclass(frozen=True)
@@ -101,40 +78,42 @@ class Peers:
     """The processes of a run, and where each serves its local steps."""
 
     processes: Processes
-    offers: Offers  # the parts that this process gives
+    served: ServedParts  # finds the parts that this process gives
     secret: str  # what every request carries
     server: Server | None  # that of this process; None if it serves nothing
-    folder: str = ""  # where each process has put its address; see ``Processes.put``
+    folder: str = ""  # below it each process has one at the service; see ``Processes.put``
     idle_secs: float = IDLE_SECS  # maximum time in which a connection moves no byte
-    # On process 0: for each process its machine, and whether others can fetch from it.
-    hosts: tuple[tuple[str, bool], ...] = ()
+    machines: tuple[str, ...] = ()  # on process 0: that of each process
     copies: bool = False  # whether each process has a partner, which keeps copies of its parts
     sources: tuple[int, ...] = ()  # the processes that have this one as partner
-    _found: dict[int, Peer] = field(default_factory=dict[int, Peer])
+    _found: dict[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
 
     @property
     def index(self) -> int:
         """Of this process."""
         return self.processes.index
 
-    def find(self, process: int) -> Peer:
-        """Where a process serves; asked of the coordination service once. ConnectionError if it is not known, or has ended."""
+    def find(self, process: int) -> tuple[str, int]:
+        """Address and port at which a process serves, asked of the coordination service once; port 0 if it serves nothing.
+        ConnectionError if it is not known, or has ended.
+        """
         if process not in self._found:
             try:
-                text = self.processes.get(f"{self.folder}/{process}")
+                text = self.processes.get(f"{self.folder}/{process}/address")
             except BarrierTimeout as error:
                 raise ConnectionError(str(error)) from error
             if text is None:
                 raise ConnectionError(f"process {process} has ended")
-            self._found[process] = Peer(*json.loads(text))
+            address, port = json.loads(text)
+            self._found[process] = address, port
         return self._found[process]
 
     def connect(self, process: int) -> Connection:
         """A connection to a process; ConnectionError if it serves nothing."""
-        peer = self.find(process)
-        if not peer.port:
+        address, port = self.find(process)
+        if not port:
             raise ConnectionError(f"process {process} serves nothing")
-        return Connection(peer, self.secret, idle_secs=self.idle_secs)
+        return Connection(address, port, self.secret, self.idle_secs)
 
     def close(self) -> None:
         """Serves no longer; may be called again."""
@@ -142,12 +121,10 @@ class Peers:
             self.server.close()
 
     def withdraw(self) -> None:
-        """Serves no longer, and takes the address back; the tables go when directories are opened the next time."""
+        """Serves no longer, and takes back all that concerns this process."""
         self.close()
         if self.folder:
             self.processes.drop(f"{self.folder}/{self.index}")
-            if self.index == 0:
-                _ended.append((self.processes, self.folder))
 
 
 class Table:
@@ -155,35 +132,35 @@ class Table:
     to every process: with a row for each in it, bytes would grow with the square of their number.
     """
 
-    def __init__(self, processes: Processes, name: str) -> None:
+    def __init__(self, processes: Processes, folder: str, name: str) -> None:
         self._processes = processes
+        self._folder = folder  # that of ``Peers``
         self._name = name
         self._number, self._rows = 0, list[str]()  # of the newest table, on process 0
         self._read = ("", "")  # the newest table, and the row of it that this process has read
 
     def publish(self, rows: list[str]) -> str:
         """On process 0, while it decides: the name of the table for the answer; empty if all rows are. Equal rows are not
-        published again. The table before is deleted: each process has read its row before it sends a value for this decision.
+        published again; others take their place, as each process has read its row before it sends a value for this decision.
         """
         if not any(rows):
             return ""
         if rows != self._rows:
+            self._number, self._rows = self._number + 1, rows
             for process, row in enumerate(rows):
                 if row:
-                    self._processes.put(f"{self._name}/{self._number + 1}/{process}", row)
-            self._processes.drop(f"{self._name}/{self._number}")
-            self._number, self._rows = self._number + 1, rows
+                    key = f"{self._folder}/{process}/{self._name}"
+                    self._processes.put(key, f"{self._number} {row}")
             self._read = str(self._number), rows[0]
         return str(self._number)
 
     def row(self, table: str) -> str:
         """This process's row of the table with the name that the answer had; empty if it has none."""
-        if not table:
-            return ""
-        if table != self._read[0]:
-            key = f"{self._name}/{table}/{self._processes.index}"
-            self._read = table, self._processes.get(key) or ""
-        return self._read[1]
+        if table and table != self._read[0]:
+            key = f"{self._folder}/{self._processes.index}/{self._name}"
+            number, _, row = (self._processes.get(key) or "").partition(" ")
+            self._read = table, row if number == table else ""
+        return self._read[1] if table else ""
 
 
 @contextlib.contextmanager
@@ -199,48 +176,71 @@ def heard_when_they_meet(processes: Processes, call: str = _CALL) -> Generator[N
 
 
 def exchange_addresses(
-    processes: Processes, options: Options, offers: Offers, directory: str | None = None
+    processes: Processes, options: Options, served: ServedParts, directory: str | None = None
 ) -> Peers:
     """Starts this process's server and tells where it is; all processes must call it. What process 0 answers has a few
     hundred bytes, whatever the number of processes: where another one serves is asked when something is fetched from it. The
-    secret is made in ``directory``, the persistent one in a file system. Raises CheckpointError if the processes have no
-    secret in common, or ``Options.partners`` of one gave no other process.
+    secret is in ``directory``, the persistent one in a file system: process 0 has made it before. Raises CheckpointError if the
+    processes have no secret in common, or ``Options.partners`` of one gave no other process.
     """
-    machine = _name(this_machine())
+    machine, machines = _name(this_machine()), list[str]()
     if processes.count == 1:
-        return Peers(processes, offers, "", None, hosts=((machine, False),))
-    together, machines = processes.round(_CALL, options.timeout_secs), list[str]()
-    private, why, refused = _private(options, directory if processes.index == 0 else None)
-    network, route = _name(this_network()), route_to(coordinator_host())
+        return Peers(processes, served, "", None, machines=(machine,))
+    private, why, error = _private(options, directory, processes.index == 0)
+    partner: ChosenPartner = None
+    try:
+        partner = choose_partner(options.partners, processes.index, processes.count)
+    except Exception as raised:
+        error = error or f"has no partner: {type(raised).__name__}: {raised}"
+    route = route_to(coordinator_host())
+    proof = "" if private is None else _derived(private, "proof")
+    mine = _Introduced(machine, _name(this_network()), route, partner, error, proof, why)
 
     def answer_all(texts: list[str]) -> str:
-        while _ended:  # all have closed what was closed here before they came to this call
-            whose, folder = _ended.pop()
-            whose.drop(folder)
-        parsed = [text.split(" ") for text in texts]
-        machines.extend(machine for machine, _, _ in parsed)
-        routes = routes_of([(network, route or None) for _, network, route in parsed])
-        return json.dumps([secrets.token_hex(_SECRET_BYTES), private is not None, routes])
+        introduced = [_Introduced(*json.loads(text)) for text in texts]
+        machines.extend(one.machine for one in introduced)
+        failed = [
+            f"process {index} {one.error}" for index, one in enumerate(introduced) if one.error
+        ]
+        problem = failed[0] if failed else _strangers(introduced)
+        partners = all_partners([one.partner for one in introduced], machines)
+        without = [index for index, one in enumerate(partners) if one is None]
+        nonce = secrets.token_hex(_SECRET_BYTES)
+        if copies := not problem and not without:
+            for index, sources in enumerate(inverted(partners)):
+                processes.put(f"{_folder(nonce)}/{index}/sources", json.dumps(sources))
+        far = far_route([(one.network, one.route) for one in introduced])
+        return json.dumps([nonce, far, problem, without[:5], copies])
 
-    mine = f"{machine} {network} {route or ''}"
-    nonce, has_file, routes = json.loads(together.decide(mine, answer_all))
-    if private is None and has_file:  # process 0 has made one meanwhile
-        private, why, refused = _private(options, directory)
-    secret = nonce if private is None else _derived(private, "fetch", nonce)
-    if private is None and processes.index == 0 and not refused:
+    together = processes.round(_CALL, options.timeout_secs)
+    nonce, far, problem, without, copies = json.loads(together.decide(json.dumps(mine), answer_all))
+    if problem:
+        raise CheckpointError(problem)
+    if private is None and processes.index == 0:
         logger.warning("local directories: %s. %s", why, _OPEN)
-    proof = "" if private is None else _derived(private, "proof", nonce)
-    server, address = _serve(choose_address(network, route, routes), secret, offers)
+    if partner is not None and without:
+        logger.warning(
+            "Options.partners is set here, but not on processes %s: no copies are made", without
+        )
+    secret, folder = nonce if private is None else _derived(private, nonce), _folder(nonce)
+    server, address = _serve(choose_address(route, far), secret, served)
     idle_secs = min(IDLE_SECS, options.timeout_secs / _WAITS)
-    peers = Peers(processes, offers, secret, server, f"peers/{nonce[:16]}", idle_secs)
+    peers = Peers(
+        processes, served, secret, server, folder, idle_secs, tuple(machines), copies=copies
+    )
     try:
         port = 0 if server is None else server.port
-        processes.put(f"{peers.folder}/{processes.index}", json.dumps([address, port]))
-        introduced = _Introduced(port > 0, None, refused, proof, why)
-        return _introduce(peers, together, introduced, options, machines)
+        processes.put(f"{folder}/{processes.index}/address", json.dumps([address, port]))
+        sources = processes.get(f"{folder}/{processes.index}/sources") if copies else None
+        return replace(peers, sources=tuple(json.loads(sources or "[]")))
     except BaseException:
         peers.withdraw()
         raise
+
+
+def _folder(nonce: str) -> str:
+    """Where the processes put what concerns one opening; see ``Processes.put``."""
+    return f"peers/{nonce[:16]}"
 
 
 def _name(place: str) -> str:
@@ -248,28 +248,31 @@ def _name(place: str) -> str:
     return base64.b64encode(hashlib.sha256(place.encode()).digest())[:10].decode()
 
 
-def _private(options: Options, directory: str | None) -> tuple[bytes | None, str, str]:
+def _private(options: Options, directory: str | None, first: bool) -> tuple[bytes | None, str, str]:
     """The secret that is in a file; else None, with why there is none, and why the file of the options is refused."""
     given = options.peer_secret_file
     if given is None and directory is None:
         return None, "there is no file for a secret of the job", ""
+    path = os.path.join(directory or "", SECRET_FILE)
     try:
-        return read_secret(os.fspath(given or make_secret(directory or ""))), "", ""
+        if first and given is None:
+            make_secret(directory or "")
+        return read_secret(os.fspath(given or path)), "", ""
     except (OSError, CheckpointError) as error:
         if given is not None:  # raised on every process, once all have met
             return None, "", f"has no secret: Options.peer_secret_file: {error}"
-        return None, f"{os.path.join(directory or '', SECRET_FILE)} holds no secret: {error}", ""
+        return None, f"{path} holds no secret: {error}", ""
 
 
-def _derived(private: bytes, what: str, nonce: str) -> str:
+def _derived(private: bytes, what: str) -> str:
     """What only who knows the secret can compute; says nothing of the secret itself."""
-    return hmac.new(private, f"ckpt {what} {nonce}".encode(), hashlib.sha256).hexdigest()
+    return hmac.new(private, f"ckpt {what}".encode(), hashlib.sha256).hexdigest()
 
 
-def _serve(address: str | None, secret: str, offers: Offers) -> tuple[Server | None, str]:
+def _serve(address: str | None, secret: str, served: ServedParts) -> tuple[Server | None, str]:
     try:
         if address is not None:
-            return Server(address, secret, offers.find), address
+            return Server(address, secret, served), address
         logger.warning(
             "no address is known at which other hosts could reach this process: they cannot fetch local steps from it"
         )
@@ -279,52 +282,15 @@ def _serve(address: str | None, secret: str, offers: Offers) -> tuple[Server | N
 
 
 class _Introduced(NamedTuple):
-    """What one process says of itself once it serves."""
+    """What one process says of itself."""
 
-    serves: bool  # whether others can fetch from it
+    machine: str
+    network: str
+    route: str | None  # its address on the network by which it reaches the coordinator
     partner: ChosenPartner  # see ``judge.choose_partner``
     error: str  # why it cannot take part
     proof: str  # that it knows the secret, or nothing
     why: str  # it has no secret
-
-
-def _introduce(
-    peers: Peers, together: Round, mine: _Introduced, options: Options, machines: Sequence[str]
-) -> Peers:
-    """Agrees that all processes can take part, and who keeps copies of whose parts."""
-    processes, hosts = peers.processes, list[tuple[str, bool]]()
-    try:
-        partner = choose_partner(options.partners, processes.index, processes.count)
-        mine = mine._replace(partner=partner)
-    except Exception as raised:
-        error = mine.error or f"has no partner: {type(raised).__name__}: {raised}"
-        mine = mine._replace(error=error)
-    table = Table(processes, f"{peers.folder}/partners")
-
-    def answer_all(texts: list[str]) -> str:
-        introduced = [_Introduced(*json.loads(text)) for text in texts]
-        hosts.extend(
-            (machine, one.serves) for machine, one in zip(machines, introduced, strict=True)
-        )
-        failed = [
-            f"process {index} {one.error}" for index, one in enumerate(introduced) if one.error
-        ]
-        problem = failed[0] if failed else _strangers(introduced)
-        partners = all_partners([one.partner for one in introduced], machines)
-        without = [index for index, partner in enumerate(partners) if partner is None]
-        rows = [json.dumps(sources) for sources in inverted(partners)]
-        copies = not problem and not without
-        return json.dumps([problem, without[:5], table.publish(rows) if copies else ""])
-
-    problem, without, rows = json.loads(together.decide(json.dumps(mine), answer_all))
-    if problem:
-        raise CheckpointError(problem)
-    if mine.partner is not None and without:
-        logger.warning(
-            "Options.partners is set here, but not on processes %s: no copies are made", without
-        )
-    sources = tuple(json.loads(table.row(rows))) if rows else ()
-    return replace(peers, hosts=tuple(hosts), copies=bool(rows), sources=sources)
 
 
 def _strangers(introduced: Sequence[_Introduced]) -> str:
@@ -333,7 +299,7 @@ def _strangers(introduced: Sequence[_Introduced]) -> str:
     for index, one in enumerate(introduced):
         if one.proof != first.proof:
             theirs, ours = (
-                f"has {'a' if said.proof else 'no'} secret{f' ({said.why})' if said.why else ''}"
+                f"has no secret ({said.why})" if said.why else "has a secret"
                 for said in (one, first)
             )
             return (
@@ -341,3 +307,120 @@ def _strangers(introduced: Sequence[_Introduced]) -> str:
                 "name a file with the same bytes on each host"
             )
     return ""
+
+
+# ----------------------------------------------------------------------------------------- fetch
+
+
+def bring(key: Key, pieces: Pieces, target: Target) -> None:
+    """Brings a part and verifies it. If anything is wrong, nothing remains of it. Raises
+    CheckpointCorrupt if it is damaged, or another one; ConnectionError if it could not be fetched.
+    """
+    head = b"".join(_bounded(pieces(0), most_bytes(RECORD_FILE), RECORD_FILE))
+    record = load_record(head)
+    serves = record.part is None or contains(record.part.serves, key.writer)
+    if record.token != key.token or not serves:
+        raise CheckpointCorrupt(
+            f"{RECORD_FILE}: another part than that of process {key.writer} of step {key.step}",
+            file=RECORD_FILE,
+        )
+    with target.backend.begin(
+        target.path, overwrite=True, durable=target.durable, token=key.token
+    ) as attempt:
+        for position, name in enumerate(record.beside, 1):
+            content = _bounded(pieces(position), record.files[name].size_bytes, name)
+            write_pieces(os.path.join(attempt.path, name), content, durable=target.durable)
+        attempt.make_durable(RECORD_FILE, head)
+        report = verify(attempt.path, options=Options(max_host_bytes=_VERIFY_BYTES))
+        if not report.ok:
+            problem = report.problems[0]
+            raise CheckpointCorrupt(str(problem), file=problem.file, leaf=problem.leaf)
+        target.may_commit()
+        attempt.commit()
+
+
+def fetch_first(
+    save: tuple[int, str], sources: Sequence[Source], peers: Peers, target: Target, what: str
+) -> tuple[Source, list[str]]:
+    """Brings a part from the first of its sources that gives it, another process or another folder of this one; also
+    returns what the sources before answered. CheckpointCorrupt says what each answered, if none has the part whole. OSError: it could not be written here, or one
+    source could not be asked or could not read it.
+    """
+    failures: list[str] = []
+    refused: OSError | None = None
+    unasked: Exception | None = None  # why one that may have it could not be asked
+    for source in sources:
+        try:
+            _bring_from(source, Key(*save, source.writer), peers, target)
+        except (CheckpointError, OSError) as error:
+            failures.append(f"from process {source.process}: {error}")
+            if isinstance(error, ConnectionError):  # nothing of this machine
+                if not isinstance(error, Lacking):
+                    unasked = error
+                continue
+            if isinstance(error, OSError) and (cause := cause_of(error)):
+                refused = error
+                if cause == "room":  # nor would there be for what another source gives
+                    break
+        else:
+            return source, failures
+    text = f"{what}: {'; '.join(failures)}"
+    if refused is not None:
+        raise OSError(refused.errno, text) from refused
+    if unasked is not None:
+        raise OSError(errno.EHOSTUNREACH, text) from unasked
+    raise CheckpointCorrupt(text)
+
+
+def _bring_from(source: Source, key: Key, peers: Peers, target: Target) -> None:
+    if source.process == peers.index:
+        paths = peers.served(key)
+        if paths is None:
+            raise Lacking("it was here and is gone")
+        bring(key, pieces_of_files(paths), target)
+        return
+    with contextlib.closing(peers.connect(source.process)) as connection:
+        bring(key, lambda position: connection.pieces(key, position), target)
+
+
+def _bounded(pieces: Iterator[bytes], size_bytes: int, name: str) -> Iterator[bytes]:
+    """The pieces; raises CheckpointCorrupt as soon as they are more than the file can have."""
+    left = size_bytes
+    for piece in pieces:
+        left -= len(piece)
+        if left < 0:
+            raise CheckpointCorrupt(f"{name} has more than {size_bytes} bytes", file=name)
+        yield piece
+
+
+def pieces_of_files(paths: Sequence[str]) -> Pieces:
+    """The files of a part in a directory of this host."""
+
+    def pieces(position: int) -> Iterator[bytes]:
+        with open_plain(paths[position]) as file:
+            while piece := file.read(BLOCK_BYTES):
+                yield piece
+
+    return pieces
+
+
+def fetch_lost(
+    step: int, token: str, sources: Sequence[Source], peers: Peers, folders: Folders
+) -> None:
+    """Gets this process's part of a whole step, which it lacks or which is damaged here, from wherever it is whole; blocks
+    meanwhile. All have agreed on the sources before, in ``judge.judge``, and the others only serve files. Raises
+    CheckpointNotFound if it may not be brought here, else what ``fetch_first`` does.
+    """
+    mine, target = peers.index, folders.own_target(step)
+    lost = f"the part of process {mine} of step {step} is lost or damaged in its local directory, and could not be fetched"
+    source, failures = fetch_first((step, token), sources, peers, target, lost)
+    state, why = folders.useless.pop((step, token), ("", ""))
+    was = {"damaged": f"was damaged ({why})", "unread": f"could not be read ({why})"}
+    there = f"process {source.process}"
+    logger.warning(
+        "%s: this process's part of the step %s; it was fetched from %s and verified%s",
+        target.path,
+        was.get(state, "was missing"),
+        "another folder of this host" if source.process == mine else there,
+        f", after failures {'; '.join(failures)}" if failures else "",
+    )

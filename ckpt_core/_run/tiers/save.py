@@ -1,4 +1,4 @@
-"""Saves into local directories: each process writes the shards it holds, and all commit or none.
+"""Saves into local directories: each process writes the shards it holds, and all commit or none; then partners copy their parts.
 
 The part of a step that one process wrote is of use for another if both hold the same: the same regions of all distributed
 arrays, and equal values of all else, numbers, text, numpy arrays, arrays bound to no device. The state of a data pipeline
@@ -9,23 +9,26 @@ states of its whole block. A block is spread over the job, so that its processes
 from __future__ import annotations
 
 import base64
+import collections
+import contextlib
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any
 
 import numpy as np
 
-from ckpt_core._errors import CheckpointError
+from ckpt_core._errors import BarrierTimeout, CheckpointError
 from ckpt_core._exchange import Key
 from ckpt_core._format.part import Part, dump_runs, parse_runs, runs_of
+from ckpt_core._operation import logger
 from ckpt_core._options import KIB
-from ckpt_core._run.tiers.fetch import Copier
 from ckpt_core._run.tiers.folders import Folders
-from ckpt_core._run.tiers.judge import judge_copies
-from ckpt_core._run.tiers.peers import Peers, Table
+from ckpt_core._run.tiers.judge import CopyState, judge_copies
+from ckpt_core._run.tiers.peers import Peers, Table, bring
 from ckpt_core._save import RecordFields, Save, SaveJob
 from ckpt_core._save.job import PreparedItem
 from ckpt_core._storage import ArrayToWrite
@@ -34,11 +37,12 @@ MOST_STATE_BYTES = 64 * KIB
 """Maximum size of a process's pipeline states that are sent to the other processes of its block."""
 BLOCK = 8
 """Maximum number of processes that get each other's pipeline states."""
+_LOOK_SECS = 0.2
+_STALLED_SECS = 10.0
+"""``Copier.finish`` gives up if no partner is connected for this time."""
 
 States = dict[str, dict[str, str]]
 """Of data pipelines: item -> file name -> content."""
-Sent = Literal["none", "sent", "large"]
-"""A process has no states of data pipelines, sends them to others, or does not, as they are too large."""
 
 
 class NotReplaced(CheckpointError):
@@ -60,17 +64,10 @@ class StepToSave:
     release: Callable[[], None] = lambda: None
 
 
-@dataclass(frozen=True)
-class Holding:
-    """What one process holds."""
-
-    digest: str  # 22 letters, equal on processes that hold the same, apart from states
-    states: States  # of its data pipelines; empty if it has none, or ``sent`` is ``"large"``
-    sent: Sent = "none"
-
-
-def holding_of(items: Sequence[PreparedItem]) -> Holding:
-    """What this process holds, from items whose arrays are on the host."""
+def holding_of(items: Sequence[PreparedItem], index: int) -> tuple[str, States]:
+    """What process ``index`` holds, from items whose arrays are on the host: 22 letters, equal on processes that can replace
+    each other, and the states of its data pipelines. States that are too large to be sent belong to it alone.
+    """
     digest = hashlib.sha256()
     states: States = {}
     for item in sorted(items, key=lambda item: item.name):
@@ -86,10 +83,10 @@ def holding_of(items: Sequence[PreparedItem]) -> Holding:
             if item.plan is not None:
                 digest.update(item.plan.coverage.encode())
     size_bytes = sum(len(text) for files in states.values() for text in files.values())
-    same = base64.b64encode(digest.digest()[:16]).decode().rstrip("=")
     if size_bytes > MOST_STATE_BYTES:
-        return Holding(same, {}, "large")
-    return Holding(same, states, "sent" if states else "none")
+        states = {}
+        digest.update(f"process {index}".encode())
+    return base64.b64encode(digest.digest()[:16]).decode().rstrip("="), states
 
 
 def _values(item: PreparedItem) -> list[Any]:
@@ -113,49 +110,28 @@ def _digest(array: ArrayToWrite) -> str:
     return found.hexdigest()
 
 
-def groups_of(everyone: Sequence[tuple[str, Sent]]) -> list[list[int]]:
-    """On process 0: the groups of processes that hold the same, from the digest of each and what it sends of its states."""
-    kinds = {sent for _, sent in everyone}
-    if "large" in kinds:
-        return [[index] for index in range(len(everyone))]
+def groups_of(digests: Sequence[str], with_states: bool) -> list[list[int]]:
+    """On process 0: the groups of processes that hold the same; of those that send each other states, blocks."""
     same: dict[str, list[int]] = {}
-    for index, (digest, _) in enumerate(everyone):
+    for index, digest in enumerate(digests):
         same.setdefault(digest, []).append(index)
-    if "sent" not in kinds:
+    if not with_states:
         return [*same.values()]
     strides = ((some, -(-len(some) // BLOCK)) for some in same.values())
     return [some[first::stride] for some, stride in strides for first in range(stride)]
 
 
-def with_states(items: Sequence[PreparedItem], states: Sequence[States]) -> list[PreparedItem]:
-    """The items of a save, with these pipeline states of other processes."""
-
-    def others_of(item: PreparedItem) -> dict[str, bytes]:
-        return {
-            name: text.encode(errors="surrogateescape")
-            for one in states
-            for name, text in one.get(item.name, {}).items()
-            if name not in item.state_files
-        }
-
-    return [replace(item, others=others_of(item)) for item in items]
-
-
-def offer_of(token: str, held: Holding, copied: Sequence[Any]) -> list[Any]:
-    """What one of several processes offers in agreement 1, in about 120 bytes. ``copied`` is its report for ``judge_copies``."""
-    return [token, held.digest, held.sent, copied]
-
-
-def combine_offers(offers: Sequence[Sequence[Any]], groups: Table) -> list[Any]:
-    """On process 0: the answer to what all offered in agreement 1, the same to all: the token that all have, where each finds
-    its group, and what ``judge_copies`` says.
+def combine_offers(offers: Sequence[Sequence[Any]], groups: Table, partners: bool) -> list[Any]:
+    """On process 0: the answer to what all offered in agreement 1 (token, digest, whether it sends states, and the report for
+    ``judge_copies``), the same to all: the token that all have, where each finds its group, and what ``judge_copies`` says.
     """
-    rows = [""] * len(offers)
-    for group in groups_of([(digest, sent) for _, digest, sent, _ in offers]):
+    rows, digests = [""] * len(offers), [digest for _, digest, *_ in offers]
+    for group in groups_of(digests, any(sends for _, _, sends, _ in offers)):
         text = dump_runs(runs_of(group))
         for index in group:
             rows[index] = text
-    return [offers[0][0], groups.publish(rows), *judge_copies([copied for *_, copied in offers])]
+    copies = judge_copies([copied for *_, copied in offers]) if partners else (False, False)
+    return [offers[0][0], groups.publish(rows), *copies]
 
 
 class LocalSave(Save):
@@ -200,9 +176,6 @@ class LocalSave(Save):
     def commit(self) -> None:
         self.may_have_replaced = True
         self.attempt.commit()
-        if self.part is not None:  # before any process hears that all have committed
-            key = Key(cast(int, self.job.step), self.token, self.part.writer)
-            self._peers.offers.put(key, self.job.target)
         # before the last agreement: live processes still hold their claims
         self._folders.discard_leftovers(of_others=False)
 
@@ -215,31 +188,163 @@ class LocalSave(Save):
 
     def _agree_to_start(self) -> None:
         """All processes agree on token, groups and copies, before anything is written."""
-        job, copied, held = self.job, list[Any](), list[Holding]()
+        job, copied, states = self.job, self._copier.report, States()
         index, processes = job.processes.index, job.processes
 
         def states_of(process: int) -> str:  # the key at the coordination service
             return f"{self._peers.folder}/{process}/states"
 
         def offer() -> list[Any]:  # once the arrays are on the host
-            copied[:], held[:] = self._copier.report, [holding_of(self.items)]
-            if held[0].states:
-                processes.put(states_of(index), json.dumps(held[0].states))
-            return offer_of(self.token, held[0], copied)
+            digest, held = holding_of(self.items, index)
+            states.update(held)
+            if states:
+                processes.put(states_of(index), json.dumps(states))
+            return [self.token, digest, bool(states), copied]
 
         settings = {
             "the step": job.step,
             "Options(local_max_to_keep=)": job.options.local_max_to_keep,
         }
-        answer = self.agree(settings, offer, lambda offers: combine_offers(offers, self._groups))
-        self.token, groups, self.copies, protected = answer
-        self.protected = (copied[1], copied[2]) if protected else None
+        partners = self._peers.copies
+
+        def combine(offers: list[Any]) -> list[Any]:
+            return combine_offers(offers, self._groups, partners)
+
+        self.token, groups, self.copies, protected = self.agree(settings, offer, combine)
+        self.protected = copied[1:] if protected else None
         self.part = part = Part(index, processes.count, parse_runs(self._groups.row(groups)))
-        if held[0].states:
+        if states:
             group = (n for first, last in part.serves for n in range(first, last + 1))
             texts = [processes.get(states_of(process)) for process in group if process != index]
             if None in texts:
                 raise CheckpointError(
                     "states of data pipelines are gone from the coordination service"
                 )
-            self.items = with_states(self.items, [json.loads(text or "") for text in texts])
+            received = [json.loads(text or "") for text in texts]
+            for at, item in enumerate(self.items):
+                files = {
+                    name: text for one in received for name, text in one.get(item.name, {}).items()
+                }
+                others = {
+                    name: text.encode(errors="surrogateescape")
+                    for name, text in files.items()
+                    if name not in item.state_files
+                }
+                self.items[at] = replace(item, others=others)
+
+
+class Copier:
+    """Fetches the parts of the processes that have this one as partner, one step at a time; others can fetch them here."""
+
+    def __init__(self, peers: Peers, folders: Folders) -> None:
+        self._peers = peers
+        self._folders = folders
+        self._state: CopyState = "idle"
+        self._now: tuple[int, str] = (-1, "")
+        # tokens of the last steps of which copies ended: who still waits for one must not miss it for the next
+        self._ended: collections.deque[str] = collections.deque(maxlen=4)
+        self._cancelled = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def report(self) -> tuple[CopyState, int, str]:
+        """What ``judge_copies`` gets of this process: the state, and of which step and token."""
+        return (self._state, *self._now)
+
+    def copy(self, step: int, token: str) -> None:
+        """Begins to copy a step that all processes have committed; ends copying another one."""
+        self._cancelled.set()
+        self._now, self._state = (step, token), "busy"
+        self._cancelled = cancelled = threading.Event()
+        try:
+            work, given = self._work, (step, token, cancelled)
+            self._thread = threading.Thread(None, work, "ckpt-partner", given, daemon=True)
+            self._thread.start()
+        except RuntimeError:  # the interpreter is about to end
+            self._thread, self._state = None, "idle"
+
+    def _work(self, step: int, token: str, cancelled: threading.Event) -> None:
+        done = True
+        for source in self._peers.sources:
+            try:
+                self._copy(Key(step, token, source), cancelled)
+            except Exception as error:
+                done = False
+                if not cancelled.is_set():
+                    logger.warning(
+                        "step %d: no copy of the part of process %d was made here: %s",
+                        step,
+                        source,
+                        error,
+                    )
+        if not cancelled.is_set():  # else another step may be copied already
+            self._state = "done" if done else "idle"
+
+    def _copy(self, key: Key, cancelled: threading.Event) -> None:
+        def may_go_on() -> None:
+            if cancelled.is_set():
+                raise CheckpointError(f"the copy of step {key.step} is not wanted any more")
+
+        connection = self._peers.connect(key.writer)
+
+        def pieces(position: int) -> Iterator[bytes]:
+            for piece in connection.pieces(key, position):
+                may_go_on()
+                yield piece
+
+        try:
+            target = self._folders.copy_target(key.writer, key.step, may_go_on)
+            if target.token != key.token:  # else it was copied before the last restart
+                bring(key, pieces, target)
+        finally:
+            connection.close()
+            if key.token not in self._ended:
+                self._ended.append(key.token)
+            copied = f"{self._peers.folder}/{key.writer}/copied"  # or given up: it may end
+            self._peers.processes.put(copied, " ".join(self._ended))
+
+    def cancel(self) -> None:
+        """Stops copying; returns when nothing more is committed, or after 20 s."""
+        self._cancelled.set()
+        if self._thread is not None:
+            self._thread.join(2 * _STALLED_SECS)
+        self._state = "idle"
+
+    def finish(self, timeout_secs: float) -> None:
+        """Blocks until the copies of the last step are made, here and of this process's part; gives up at the timeout, or
+        once no partner is connected any more. What this process fetches ends by itself, if no byte comes.
+        """
+        server, moved = self._peers.server, time.monotonic()
+        deadline = moved + timeout_secs
+        while self._state in ("busy", "done") and (now := time.monotonic()) < deadline:
+            fetched = server is None or self._is_copied()
+            busy = self._state == "busy"
+            moved = now if busy else max(moved, 0.0 if server is None else server.last_used)
+            if not busy and (fetched or now - moved > _STALLED_SECS):
+                return
+            time.sleep(_LOOK_SECS)
+
+    def _is_copied(self) -> bool:
+        """Whether this process's partner needs no more of its part of the last step."""
+        with contextlib.suppress(BarrierTimeout):  # the service has ended, and so has the partner
+            key = f"{self._peers.folder}/{self._peers.index}/copied"
+            return self._now[1] in (self._peers.processes.get(key) or "").split(" ")
+        return True
+
+    def close(self, steps: Mapping[int, str], timeout_secs: float) -> None:
+        """Finishes; also copies the newest of ``steps`` (with their tokens), if copies of an earlier one were still being
+        made then. The timeout is for all of it.
+        """
+        if not self._peers.copies:
+            return
+        try:
+            deadline = time.monotonic() + timeout_secs
+            self.finish(timeout_secs)
+            newest = max(steps.items(), default=self._now)
+            if self._state in ("busy", "done") and newest != self._now:
+                self.copy(*newest)
+                self.finish(deadline - time.monotonic())
+        except BaseException:  # an interrupt: its thread must not go on
+            self._cancelled.set()
+            raise
+        self.cancel()

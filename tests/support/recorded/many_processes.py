@@ -18,7 +18,7 @@ from ckpt_core._run.tiers.judge import (
     judge,
 )
 from ckpt_core._run.tiers.peers import Table
-from ckpt_core._run.tiers.save import BLOCK, Holding, combine_offers, offer_of
+from ckpt_core._run.tiers.save import BLOCK, combine_offers
 from tests.support.counted_service import Keys
 
 HOST_PROCESSES = 4
@@ -35,15 +35,16 @@ class Traffic:
         self._processes = processes
         self.to_zero = self.from_zero = self.of_one = self.at_once = self.rounds = 0
         self.keys: Any = Keys()
-        self.table = Table(self.keys, "rows")
+        self.table = Table(self.keys, "peers", "rows")
 
     def agree(self, values: Sequence[str], decide: Callable[[Table], str], call: str) -> None:
         """One agreement of what each process sends; each reads its row, where rows are published."""
         self.rounds += 1
-        before = len(self.keys.values)
+        before = {**self.keys.values}
         answer = decide(self.table)
         sent = sum(len(Said(call, value).dump()) for value in values)
-        rows = list(self.keys.values.values())[before:]
+        values = self.keys.values.items()
+        rows = [text for name, text in values if before.get(name) != text]
         row = sum(map(len, rows)) // len(rows) if rows else 0
         each = len(Said(call, answer).dump()) + row
         self.to_zero += sent
@@ -56,21 +57,14 @@ def opening(processes: int, moved: bool) -> Traffic:
     """Addresses, partners and a first look at two steps; with ``moved``, each process is on another host than before."""
     traffic = Traffic(processes)
     machines = [f"{n // HOST_PROCESSES:010x}" for n in range(processes)]
-    network = [f"{machine} {machine} 10.128.200.1" for machine in machines]
-    traffic.agree(
-        network,
-        lambda _: json.dumps([DIGEST, True, {one: "10.128.0.1" for one in machines[:5:4]}]),
-        OPENING,
-    )
-    serving = [json.dumps([True, "host", "", DIGEST, ""])] * processes
-
+    said = [json.dumps([one, one, "10.128.200.1", "host", "", DIGEST, ""]) for one in machines]
     partners: list[ChosenPartner] = ["host"] * processes
 
     def introduce(table: Table) -> str:
-        rows = [json.dumps(some) for some in inverted(all_partners(partners, machines))]
-        return json.dumps(["", [], table.publish(rows)])
+        table.publish([json.dumps(some) for some in inverted(all_partners(partners, machines))])
+        return json.dumps([DIGEST, "10.128.0.1", "", [], True])
 
-    traffic.agree(serving, introduce, OPENING)
+    traffic.agree(said, introduce, OPENING)
 
     def part(step: int, index: int) -> Seen:
         at = (index + HOST_PROCESSES) % processes if moved else index
@@ -81,7 +75,7 @@ def opening(processes: int, moved: bool) -> Traffic:
 
     def look(table: Table) -> str:
         everyone = [LocalParts.parse(text) for text in texts]
-        return judge(everyone, machines, [True] * processes).dump(processes, table.publish)
+        return judge(everyone, machines).dump(processes, table.publish)
 
     traffic.agree(texts, look, LOOKING)
     return traffic
@@ -99,8 +93,8 @@ def saving(processes: int, state_bytes: int) -> tuple[Traffic, Traffic]:
     def offers_of(step: int) -> list[Any]:
         offers: list[Any] = []
         for n in range(processes):
-            held = Holding(SHORT[:-4] + f"{n % columns:04x}", {}, "sent" if state_bytes else "none")
-            offers.append(offer_of(TOKEN, held, ["done", 7, TOKEN]))
+            digest = SHORT[:-4] + f"{n % columns:04x}"
+            offers.append([TOKEN, digest, bool(state_bytes), ["done", 7, TOKEN]])
         return offers
 
     first, later = Traffic(processes), Traffic(processes)
@@ -135,4 +129,4 @@ def _start(offer: Any) -> str:
 
 
 def _started(offers: list[Any], table: Table) -> str:
-    return json.dumps({"offer": combine_offers(offers, table)}, separators=(",", ":"))
+    return json.dumps({"offer": combine_offers(offers, table, True)}, separators=(",", ":"))

@@ -10,7 +10,7 @@ from tests.support.launch import launch, reports
 MAKES = (
     COMMON
     + """
-from ckpt_core._run.tiers import fetch
+from ckpt_core._run.tiers import save as saving
 by = P("data")
 
 def settle(checkpointer):
@@ -41,12 +41,12 @@ def full(*_):
 with start(by) as checkpointer:
     resume(checkpointer, by)
     settle(checkpointer)
-    plain = fetch.bring
+    plain = saving.bring
     if index == 0:
-        fetch.bring = full
+        saving.bring = full
     for step in (3, 4):
         save(checkpointer, step)
-    fetch.bring = plain
+    saving.bring = plain
 told["kept"] = mine()
 on(0, destroy_persistent)
 on(count - 1, lose)  # of whose part of step 4 process 0 has no copy
@@ -73,7 +73,7 @@ leaving = [0]
 checkpointer = start(by)
 resume(checkpointer, by)
 settle(checkpointer)
-plain = fetch.bring
+plain = saving.bring
 def dying(key, pieces, target):
     def some(position):
         for piece in pieces(position):
@@ -83,7 +83,7 @@ def dying(key, pieces, target):
                 kill()
     return plain(key, some, target)
 if index == 1:
-    fetch.bring = dying
+    saving.bring = dying
 checkpointer.save(3, state(3, by))
 checkpointer.wait_until_finished()
 if index == 1:

@@ -10,9 +10,9 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
 from ckpt_core._exchange import Key, Server
-from ckpt_core._run.tiers.fetch import Target, fetch_first
+from ckpt_core._run.tiers.folders import Target
 from ckpt_core._run.tiers.judge import Source
-from ckpt_core._run.tiers.peers import Offers, Peers
+from ckpt_core._run.tiers.peers import Peers, fetch_first
 from tests.support.counted_service import Keys
 
 SECRET = "s" * 64
@@ -29,9 +29,9 @@ def sources(tmp_path: Path) -> Iterator[Callable[..., Peers]]:
         keys = Keys()
         for number, served in enumerate(shelves, 1):
             servers.append(Server("127.0.0.1", SECRET, served))
-            keys.put(f"at/{number}", json.dumps(["127.0.0.1", servers[-1].port]))
+            keys.put(f"at/{number}/address", json.dumps(["127.0.0.1", servers[-1].port]))
         here: Any = type("Here", (), {"index": 0, "count": 1 + len(shelves), "get": keys.get})()
-        return Peers(here, Offers(), SECRET, None, "at", 5.0)
+        return Peers(here, lambda _: None, SECRET, None, "at", 5.0)
 
     yield begin
     for server in servers:
@@ -52,7 +52,7 @@ def test_a_part_that_a_source_may_have_is_not_damaged(tmp_path, sources, what, e
     peers = sources([lambda _: None, second])
     if what == "is away":
         peers.find(2)
-        peers._found[2] = peers._found[2]._replace(port=1)
+        peers._found[2] = peers._found[2][0], 1
     target = Target(str(tmp_path / "here" / "3"), PosixBackend(), False, lambda: None)
     with pytest.raises(error, match=r"from process 1: .*404.*from process 2: ") as caught:
         fetch_first((STEP, TOKEN), [Source(1, 1), Source(2, 2)], peers, target, "it")

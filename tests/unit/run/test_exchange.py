@@ -14,9 +14,9 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
-from ckpt_core._exchange import Connection, Key, Offered, Peer, Server
-from ckpt_core._run.tiers.fetch import Target, bring, pieces_of_directory
-from ckpt_core._run.tiers.peers import Offers
+from ckpt_core._exchange import Connection, Key, Server
+from ckpt_core._run.tiers.folders import Target
+from ckpt_core._run.tiers.peers import bring, pieces_of_files
 from ckpt_core._saved.checkpoint import NativeCheckpoint
 from ckpt_core._saved.opening import open_checkpoint
 
@@ -35,7 +35,8 @@ def served(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
     os.symlink("/etc/hostname", part / "link")
     os.mkfifo(part / "pipe")
     (part / "folder").mkdir()
-    offered = Offered(str(part), ("ckpt.json", "data", "link", "gone", "pipe", "folder"))
+    names = ("ckpt.json", "data", "link", "gone", "pipe", "folder")
+    offered = [str(part / name) for name in names]
     server = Server("127.0.0.1", SECRET, lambda key: offered if key == KEY else None)
     try:
         yield server, part
@@ -44,7 +45,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
 
 
 def fetched(server: Server, position: Any, key: Key = KEY, secret: str = SECRET) -> bytes:
-    connection = Connection(Peer("127.0.0.1", server.port), secret)
+    connection = Connection("127.0.0.1", server.port, secret)
     try:
         return b"".join(connection.pieces(key, position))
     finally:
@@ -55,8 +56,6 @@ def test_what_is_offered_comes_whole(served):
     server, part = served
     assert fetched(server, 0) == b"record"
     assert fetched(server, 1) == (part / "data").read_bytes()
-    assert not server.was_done(KEY)
-    assert fetched(server, "done") == b"" and server.was_done(KEY)
 
 
 @pytest.mark.parametrize("secret", ["", "S" * 64, SECRET + "s", SECRET[:-1], "\xe9"])
@@ -74,7 +73,7 @@ def test_another_part_is_refused(served, key):
 
 
 @pytest.mark.parametrize(
-    "position", [2, 3, 4, 5, 6, 99999999, "../secret", "secret", "-1", "1/../secret"]
+    "position", [2, 3, 4, 5, 6, 99999999, "../secret", "secret", "-1", "1/../secret", "done"]
 )
 def test_another_file_is_refused(served, position):
     """Of a link, a file that is gone, a pipe and a folder; beyond the last; and paths instead of positions."""
@@ -152,7 +151,7 @@ def test_a_server_that_is_away(tmp_path):
 def test_a_peer_that_hangs_is_given_up(answers):
     """Before it answers, and in the middle of a file."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        connection = Connection(Peer("127.0.0.1", listener.getsockname()[1]), SECRET, idle_secs=0.2)
+        connection = Connection("127.0.0.1", listener.getsockname()[1], SECRET, idle_secs=0.2)
         held: list[socket.socket] = []
 
         def answer() -> None:
@@ -175,7 +174,7 @@ def test_a_file_that_becomes_shorter_is_noticed(served):
     server, part = served
     with (part / "data").open("r+b") as file:
         file.truncate(256 * 5000 * 40)  # sparse, larger than what sockets hold
-    connection = Connection(Peer("127.0.0.1", server.port), SECRET)
+    connection = Connection("127.0.0.1", server.port, SECRET)
     pieces = connection.pieces(KEY, 1)
     next(pieces)
     os.truncate(part / "data", 100)
@@ -196,11 +195,9 @@ def saved(tmp_path: Path) -> tuple[Path, Key]:
 
 def brought(saved: tuple[Path, Key], target: Path, key: Key | None = None) -> None:
     path, own = saved
-    offers = Offers()
-    offers.put(own, str(path))
-    offered = offers.find(own)
-    assert isinstance(offered, Offered)
-    pieces = pieces_of_directory(offered.path, offered.names)
+    opened = open_checkpoint(path)
+    assert isinstance(opened, NativeCheckpoint)
+    pieces = pieces_of_files([str(path / one) for one in ("ckpt.json", *opened.record.beside)])
     bring(key or own, pieces, Target(str(target), PosixBackend(), True, lambda: None))
 
 

@@ -20,8 +20,8 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import SECRET_FILE, make_secret, read_secret
-from ckpt_core._exchange import Connection, Key, Offered
-from ckpt_core._run.tiers.peers import Offers, Peers, exchange_addresses
+from ckpt_core._exchange import Connection, Key
+from ckpt_core._run.tiers.peers import Peers, exchange_addresses
 
 KEY = Key(3, "token", 1)
 
@@ -78,12 +78,14 @@ def _met(
 ) -> tuple[list[Peers], _Meeting]:
     part.mkdir(exist_ok=True)
     (part / "ckpt.json").write_bytes(b"weights")
-    offers = Offers()
-    offers.find = lambda key: Offered(str(part), ("ckpt.json",)) if key == KEY else None
+    offered = [str(part / "ckpt.json")]
     meeting = _Meeting(count)
+    if directory is not None:
+        make_secret(directory)
 
     def one(index: int) -> Peers:
-        return exchange_addresses(meeting.of(index), options[index], offers, directory)
+        served = {KEY: offered}.get
+        return exchange_addresses(meeting.of(index), options[index], served, directory)
 
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(one, range(count))), meeting
@@ -126,7 +128,7 @@ def test_who_reads_the_service_cannot_fetch(tmp_path, how):
             assert private.hex() not in said and peers[0].secret not in said
             if said.isascii() and said.isprintable():
                 with pytest.raises(ConnectionError, match="403 Forbidden"):
-                    _fetch(Connection(peers[0].find(1), said))
+                    _fetch(Connection(*peers[0].find(1), said))
     finally:
         for one in peers:
             one.close()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import ckpt_core as ckpt
 from ckpt_core import CheckpointCorrupt, CheckpointError, CheckpointNotFound
-from ckpt_core._exchange import choose_address, routes_of
+from ckpt_core._exchange import choose_address, far_route
 from ckpt_core._format.part import Part, contains, dump_runs, parse_runs, runs_of
 from ckpt_core._run.tiers.judge import (
     ChosenPartner,
@@ -51,9 +51,12 @@ def judged(
     serving: list[bool] | None = None,
     mends: bool = True,
 ) -> Judgement:
-    told = [LocalParts.parse(LocalParts(parts, mends).dump()) for parts in everyone]
-    names = machines or [str(n) for n in range(len(everyone))]
-    found = judge(told, names, serving or [True] * len(everyone))
+    serves = serving or [True] * len(everyone)
+    told = [
+        LocalParts.parse(LocalParts(parts, mends, serves[n]).dump())
+        for n, parts in enumerate(everyone)
+    ]
+    found = judge(told, machines or [str(n) for n in range(len(everyone))])
     _every_process_hears(found, len(everyone))
     return found
 
@@ -193,15 +196,12 @@ def test_all_copy_the_same_steps():
     assert judge_copies([done, busy]) == (False, False)
     assert judge_copies([done, done]) == (True, True)
     assert judge_copies([done, idle]) == (True, False)
-    assert judge_copies([["off", -1, ""]] * 2) == (False, False)
 
 
 def test_who_holds_the_same():
-    assert groups_of([("a", "none"), ("b", "none"), ("a", "none")]) == [[0, 2], [1]]
-    assert groups_of([("a", "sent")] * 2) == [[0, 1]]
-    # states that are too large stay with their process, so that nobody can stand in for it
-    assert groups_of([("a", "sent"), ("a", "large")]) == [[0], [1]]
-    blocks = groups_of([("a", "sent")] * 20 + [("b", "sent")])
+    assert groups_of("aba", False) == [[0, 2], [1]]
+    assert groups_of("aa", True) == [[0, 1]]
+    blocks = groups_of("a" * 20 + "b", True)
     assert blocks == [[*range(first, 20, 3)] for first in range(3)] + [[20]]
 
 
@@ -213,7 +213,7 @@ def test_groups_are_sent_as_they_are(indices):
 
 def test_at_which_address_a_process_serves():
     def address(everyone: list[tuple[str, str | None]], index: int) -> str | None:
-        return choose_address(*everyone[index], routes_of(everyone))
+        return choose_address(everyone[index][1], far_route(everyone))
 
     far: list[tuple[str, str | None]] = [("a", "10.0.0.1"), ("b", "10.0.0.2")]
     assert address(far, 0) == "10.0.0.1" and address(far, 1) == "10.0.0.2"
@@ -222,7 +222,7 @@ def test_at_which_address_a_process_serves():
     # the coordinator's own host may know itself by loopback only: it takes its way to another one
     assert address([("a", "127.0.0.1"), ("b", "127.0.0.2")], 0) is None
     mixed: list[tuple[str, str | None]] = [("a", "127.0.0.1"), ("a", "127.0.0.1"), *far, far[1]]
-    assert routes_of(mixed) == {"a": "10.0.0.1", "b": "10.0.0.2"}
+    assert far_route(mixed) == "10.0.0.1"
 
 
 @pytest.mark.parametrize(

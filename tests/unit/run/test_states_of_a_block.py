@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._directory import StepNames
+from ckpt_core._directory import StepNames, make_secret
 from ckpt_core._format.record import load_record
 from ckpt_core._processes import Processes
 from ckpt_core._run.run_file import RunFile
@@ -37,6 +37,7 @@ def test_a_lost_process_gets_its_state_from_its_block(tmp_path, monkeypatch, los
     options = ckpt.Options(timeout_secs=120, durable=False)
     directory = open_run_directory(tmp_path / "persistent", StepNames(), options, False)
     (tmp_path / "persistent").mkdir()
+    make_secret(directory.path)
 
     def tier_of(processes: Processes) -> LocalTier:
         run = dataclasses.replace(directory, processes=processes)
