@@ -379,8 +379,16 @@ class Averages:
     """
 
     def __init__(self, model: Any, callbacks: Any) -> None:
-        self._pairs = _pairs(getattr(model, "optimizer", None))
-        self._swapper = _swapper(callbacks) if self._pairs else None
+        compiled = getattr(model, "optimizer", None)
+        own: Any = getattr(compiled, "inner_optimizer", compiled)
+        averages = getattr(own, "_model_variables_moving_average", None)
+        self._pairs: list[tuple[Any, Any]] = []
+        if averages and own.use_ema:
+            self._pairs += zip(own._trainable_variables, averages, strict=True)
+        kind = keras.callbacks.SwapEMAWeights
+        swappers: list[Any] = [one for one in callbacks.callbacks if isinstance(one, kind)]
+        swapper = next((one for one in swappers if one.swap_on_epoch), None)
+        self._swapper = swapper if self._pairs else None
         self._trained: list[Any] = []
 
     @property
@@ -430,18 +438,3 @@ class Averages:
                 weight.assign(trained)
         if not trains:
             self.unshare()
-
-
-def _pairs(optimizer: Any) -> list[tuple[Any, Any]]:
-    own = getattr(optimizer, "inner_optimizer", optimizer)
-    averages = getattr(own, "_model_variables_moving_average", None)
-    if not averages or not own.use_ema:
-        return []
-    return list(zip(own._trainable_variables, averages, strict=True))
-
-
-def _swapper(callbacks: Any) -> Any:
-    for callback in callbacks.callbacks:
-        if isinstance(callback, keras.callbacks.SwapEMAWeights) and callback.swap_on_epoch:
-            return callback
-    return None

@@ -24,7 +24,7 @@ ModuleT = TypeVar("ModuleT", bound=torch.nn.Module)
 
 @answering
 def load_into(
-    path: PathLike,
+    path: str | os.PathLike[str],
     module: ModuleT,
     *,
     shardings: Any = None,

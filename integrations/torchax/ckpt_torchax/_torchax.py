@@ -15,7 +15,6 @@ import torch
 from jax.core import Tracer
 
 from ckpt_core import CheckpointError
-from ckpt_torchax import shim
 
 
 def _from(module: str, name: str) -> Any:
@@ -99,7 +98,7 @@ def require(purpose: str) -> Any:
     except importlib.metadata.PackageNotFoundError:
         message = f"torchax is needed {purpose}: pip install 'ckpt-core[torchax]'"
         raise ModuleNotFoundError(message, name="torchax") from None
-    if version == "0.0.13" and shim.is_needed():
+    if version == "0.0.13" and not hasattr(torch.ops.aten.prod, "dim_Dimname"):  # see shim
         too_new = tuple(map(int, torch.__version__.split(".")[:2])) > (2, 13)
         advice = "" if too_new else "call ckpt_torchax.shim.install() before `import torchax`, or "
         raise ModuleNotFoundError(

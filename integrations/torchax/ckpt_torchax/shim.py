@@ -49,9 +49,3 @@ def install() -> list[str]:
                 setattr(packet, name, getattr(packet, present[0]))
                 added.append(f"{operator}.{name}")
     return added
-
-
-def is_needed() -> bool:
-    """Whether this torch lacks the names and they have not been added."""
-    packet: Any = torch.ops.aten.prod
-    return not hasattr(packet, "dim_Dimname")
