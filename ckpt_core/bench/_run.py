@@ -96,7 +96,7 @@ def run_suite(
         num_repeats=settings.repeats or suite.num_repeats,
         remove_repeated_dir=suite.remove_repeated_dir or settings.remove_repeated_dir,
     )
-    groups: dict[str, list[_Case]] = {}  # of the same data and mesh, which are made once for each
+    groups: dict[str, list[_Case]] = {}  # of one mesh, and of data that is made once
     for case in cases:
         groups.setdefault(f"{case.checkpoint}{case.mesh}", []).append(case)
     environment = describe_environment(output)  # its load average must not include the benchmark

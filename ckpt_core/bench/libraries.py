@@ -6,10 +6,9 @@ made; benchmarks of one that is not installed are skipped with that reason.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -310,26 +309,21 @@ class TorchDcp(TorchSave):
     skips_fsync = True
     in_background = True
 
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        # about the missing process group; the thread of a save in the background warns, too
+        warnings.filterwarnings("ignore", message=".*single process.*")
+
     def _settings(self, path: Path) -> dict[str, Any]:
         sync_files = self.options.durable is not False
         writer = self.api.FileSystemWriter(path, sync_files=sync_files)
         return {"storage_writer": writer, "no_dist": True}
 
     def save(self, path: Path, state: Any) -> None:
-        with _alone():
-            self.api.save(state, **self._settings(path))
+        self.api.save(state, **self._settings(path))
 
     def start_save(self, path: Path, state: Any) -> Callable[[], object]:
-        # The background thread warns as well, so the filter stays active until it ends.
-        quiet = contextlib.ExitStack()
-        quiet.enter_context(_alone())
-        future = self.api.async_save(state, **self._settings(path))
-
-        def wait() -> None:
-            with quiet:
-                future.result()
-
-        return wait
+        return self.api.async_save(state, **self._settings(path)).result
 
     def load(self, path: Path, like: Any) -> Any:
         # It loads in place, so allocating the tensors is part of the cost of loading.
@@ -337,17 +331,8 @@ class TorchDcp(TorchSave):
             name: self._torch.empty(leaf.shape, dtype=self._dtype(leaf))
             for name, leaf in zip(names_of(like), jax.tree.leaves(like), strict=True)
         }
-        with _alone():
-            self.api.load(target, checkpoint_id=path, no_dist=True)
+        self.api.load(target, checkpoint_id=path, no_dist=True)
         return target
-
-
-@contextlib.contextmanager
-def _alone() -> Generator[None, None, None]:
-    """Silences the warning about a missing process group: these benchmarks use one process."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*single process.*")
-        yield
 
 
 class Safetensors(_Flat):
