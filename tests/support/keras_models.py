@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -93,6 +94,16 @@ def fit(model: Any, callbacks: Sequence[Any] = (), **arguments: Any) -> Any:
     x, y = data()
     settings = {"batch_size": 8, "verbose": 0, "epochs": 1} | arguments
     return model.fit(x, y, callbacks=list(callbacks), **settings)
+
+
+def goes_on(directory: Path, run: Callable[..., Any], stop: Stop) -> tuple[Any, Any]:
+    """The models that ``run(directory, seed, *callbacks)`` trains whole, and stopped and begun again: bit for bit the same."""
+    straight = run(directory / "a", 0)
+    with pytest.raises(KeyboardInterrupt):
+        run(directory / "b", 0, stop)
+    resumed = run(directory / "b", 1)
+    assert_same(values(straight), values(resumed))
+    return straight, resumed
 
 
 def scramble(model: Any, seed: int = 7) -> None:

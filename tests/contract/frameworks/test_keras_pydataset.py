@@ -1,4 +1,7 @@
-"""A PyDataset that keeps something from epoch to epoch: its state, its generators, its indices; the rest is named."""
+"""A PyDataset that keeps something from epoch to epoch: its state, its generators, its indices; the rest is named.
+
+And what Keras or torch shuffles.
+"""
 
 from __future__ import annotations
 
@@ -21,36 +24,30 @@ from tests.support.paths import ROOT
 from tests.support.py_datasets import ALL, Batches, Global, Labelled, Noisy, OwnGenerator, Says
 
 SCRIPT = ROOT / "tests/support/fit_with_processes.py"
-keras = km.keras
 compiled_once = km.compiled_once
+Stop = km.Stop
 Make = Callable[[], Any]
 
-
-class Stop(keras.callbacks.Callback):
-    def __init__(self, after: int) -> None:
-        super().__init__()
-        self.left = after
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.left -= 1
-        if not self.left:
-            raise KeyboardInterrupt
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning"),  # of loaders
+]
 
 
-def train(directory: Path, make: Make, seed: int, *others: Any, save_freq: Any = 5) -> Any:
-    random.seed(seed)
+def train(
+    directory: Path, make: Make, seed: int, *others: Any, save_freq: Any = 5, shuffle: bool = False
+) -> Any:
+    random.seed(seed)  # another process looks at batches in another order
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(seed)
     model = km.small(seed)  # seeds numpy, too
     callback = ckpt_keras.OrbaxCheckpointCallback(directory, save_freq=save_freq)
-    model.fit(make(), epochs=3, verbose=0, shuffle=False, callbacks=[callback, *others])
+    model.fit(make(), epochs=3, verbose=0, shuffle=shuffle, callbacks=[callback, *others])
     return model
 
 
-def goes_on(directory: Path, make: Make, stop: int, save_freq: Any = 5) -> None:
-    straight = train(directory / "a", make, 0, save_freq=save_freq)
-    with pytest.raises(KeyboardInterrupt):
-        train(directory / "b", make, 0, Stop(stop), save_freq=save_freq)
-    resumed = train(directory / "b", make, 1, save_freq=save_freq)
-    km.assert_same(km.values(straight), km.values(resumed))
+def goes_on(directory: Path, make: Make, stop: int, **how: Any) -> None:
+    km.goes_on(directory, lambda at, seed, *more: train(at, make, seed, *more, **how), Stop(stop))
 
 
 @pytest.mark.parametrize(
@@ -71,9 +68,29 @@ def test_what_it_draws_and_shuffles_itself_goes_on(tmp_path: Path, kind: Make, s
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("save_freq", [5, "epoch"])
-def test_with_workers(tmp_path: Path, save_freq: Any) -> None:
-    goes_on(tmp_path, lambda: Global(2), 17, save_freq)
+@pytest.mark.parametrize(
+    ("kind", "workers", "stop", "how"),
+    [
+        (Global, 2, 17, {}),
+        (Global, 2, 17, {"save_freq": "epoch"}),
+        (Batches, 1, 15, {"save_freq": 1, "shuffle": True}),  # by Keras
+        (Batches, 2, 17, {"save_freq": 1, "shuffle": True}),
+        (Batches, 3, 12, {"save_freq": 1, "shuffle": True}),
+    ],
+)
+def test_with_workers(tmp_path: Path, kind: Any, workers: int, stop: int, how: Any) -> None:
+    goes_on(tmp_path, lambda: kind(workers), stop, **how)
+
+
+def loader() -> Any:
+    torch = pytest.importorskip("torch")
+    data = torch.utils.data.TensorDataset(*map(torch.from_numpy, km.data()))
+    return torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)
+
+
+def test_a_torch_loader_is_shuffled_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    goes_on(tmp_path, loader, 8, save_freq=1, shuffle=True)
 
 
 def test_with_processes_that_prepare_batches(tmp_path: Path) -> None:
@@ -153,8 +170,12 @@ def test_what_no_step_holds_is_said_once(tmp_path: Path, kind: Make, name: str) 
     assert len(said) == 1 and "get_state() and set_state(state)" in said[0]
 
 
-def test_a_pydataset_as_data_gets_the_true_reason(tmp_path: Path) -> None:
-    data = Global()
+@pytest.mark.parametrize(
+    ("make", "name"), [(Global, "PyDataset of Keras"), (loader, "DataLoader of torch has none")]
+)
+def test_as_data_they_get_the_true_reason(tmp_path: Path, make: Make, name: str) -> None:
+    """It said "pass the same object to both", and it was the same."""
+    data = make()
     callback = ckpt_keras.OrbaxCheckpointCallback(tmp_path, data=data)
-    with pytest.raises(ckpt.CheckpointError, match=r"PyDataset of Keras. Leave data= away"):
+    with pytest.raises(ckpt.CheckpointError, match=rf"{name}. Leave data= away"):
         km.small().fit(data, verbose=0, callbacks=[callback])

@@ -1,22 +1,19 @@
-"""Fits that go on where it is hard: no batch left, other batches, workers, Ctrl-C, averaged weights."""
+"""Fits that go on where it is hard: no batch left, other batches, Ctrl-C, averaged weights."""
 
 from __future__ import annotations
 
 import gc
-import random
 import signal
 import threading
 
 import numpy as np
 import pytest
 
-import ckpt_core as ckpt
 import ckpt_keras
 from tests.support import forked
 from tests.support import keras_models as km
 from tests.support.children import environment
 from tests.support.paths import ROOT
-from tests.support.py_datasets import Batches
 
 keras = km.keras
 compiled_once = km.compiled_once
@@ -87,28 +84,20 @@ def test_stopped_in_the_validation_of_data_of_unknown_length(tmp_path, given, sa
 
     Every restart raised UnboundLocalError inside of Keras.
     """
-    validation = km.data(16)
+    validation, journals = km.data(16), []
 
-    def run(directory, seed, *others, epochs=2):
+    def run(directory, seed, *others):
         data = grain_data()
         callback = OrbaxCheckpointCallback(
             directory, data=data if given else None, save_freq=save_freq, max_to_keep=None
         )
         model, journal = km.small(seed), Journal()
-        fit(
-            model,
-            [*others, journal, callback],
-            data,
-            epochs=epochs,
-            validation_data=validation,
-        )
-        return model, journal.calls
+        journals.append(journal.calls)
+        fit(model, [*others, journal, callback], data, epochs=2, validation_data=validation)
+        return model
 
-    straight, all_calls = run(tmp_path / "a", 0)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "b", 0, Stop(validation=0))
-    model, calls = run(tmp_path / "b", 1)
-    km.assert_same(km.values(straight), km.values(model))
+    km.goes_on(tmp_path, run, Stop(validation=0))
+    all_calls, _, calls = journals
     # the epoch ends as it would have: with its validation and its logs, and no batch of it
     end = next(i for i, entry in enumerate(all_calls) if entry[0] == "tested")
     assert calls == [("epoch", 0), *all_calls[end:]]
@@ -147,60 +136,6 @@ def test_batches_of_another_size_go_on_at_the_same_samples(tmp_path, now, skippe
     assert batches == list(range(skipped, 48 // now))
     ends = [entry[1] for entry in journal.calls if entry[0] == "end"]
     assert ends == [1]
-
-
-# -------------------------------------------------------------------------- PyDataset and DataLoader
-
-
-@pytest.mark.parametrize(("workers", "stop"), [(1, 15), (2, 17), (3, 12)])
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_pydataset_with_workers_is_shuffled_the_same(tmp_path, workers, stop):
-    def run(directory, seed, *others):
-        random.seed(seed)  # another process looks at batches in another order
-        model = km.small(seed)
-        callback = OrbaxCheckpointCallback(directory, save_freq=1)
-        model.fit(
-            Batches(workers), epochs=3, verbose=0, shuffle=True, callbacks=[callback, *others]
-        )
-        return model
-
-    straight = run(tmp_path / "a", 0)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "b", 0, Stop(stop))
-    km.assert_same(km.values(straight), km.values(run(tmp_path / "b", 1)))
-
-
-def loader(**arguments):
-    torch = pytest.importorskip("torch")
-    x, y = (torch.from_numpy(each) for each in km.data())
-    dataset = torch.utils.data.TensorDataset(x, y)
-    return torch.utils.data.DataLoader(dataset, batch_size=8, shuffle=True, **arguments)
-
-
-def test_a_torch_loader_is_shuffled_the_same(tmp_path):
-    torch = pytest.importorskip("torch")
-
-    def run(directory, seed, *others):
-        torch.manual_seed(seed)
-        model = km.small(seed)
-        callback = OrbaxCheckpointCallback(directory, save_freq=1)
-        model.fit(loader(), epochs=3, verbose=0, callbacks=[callback, *others])
-        return model
-
-    straight = run(tmp_path / "a", 0)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "b", 0, Stop(8))
-    km.assert_same(km.values(straight), km.values(run(tmp_path / "b", 1)))
-
-
-def test_a_torch_loader_as_data_gets_the_true_reason(tmp_path):
-    """It said "pass the same object to both", and it was the same."""
-    data = loader()
-    with pytest.raises(
-        ckpt.CheckpointError, match=r"DataLoader of torch has none. Leave data= away"
-    ):
-        km.small().fit(data, verbose=0, callbacks=[OrbaxCheckpointCallback(tmp_path, data=data)])
 
 
 # ------------------------------------------------------------------------ after an exception, again

@@ -207,7 +207,7 @@ import jax.numpy as jnp
 def sharded(values, *spec):
     return put(values, P(*spec))
 def params(n):
-    return {"w": sharded(np.arange(32, dtype=np.float32).reshape(8, 4) + n, "x"), "b": sharded(np.ones(4) + n)}
+    return {"w": sharded(np.arange(32, dtype=np.float32).reshape(8, 4) + n, "data"), "b": sharded(np.ones(4) + n)}
 """
 
 STATES = {
