@@ -233,7 +233,8 @@ ANSWERS = (
 def at_the_call(error: T) -> T:
     """The error without its frames inside of ckpt; as it is if code of others raised it."""
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return error.with_traceback(None) if files[-1].startswith(_OURS) else error
+    ours = all(file.startswith(_OURS) for file in files)
+    return error.with_traceback(None) if ours else error
 
 
 def drop_locals(error: BaseException) -> None:

@@ -26,6 +26,7 @@ from ckpt_core._options import Options
 from ckpt_core._processes import Processes, this_run
 from ckpt_core._read import Reading, Want, read_leaves
 from ckpt_core._saved import (
+    MOST_TRIES,
     Checkpoint,
     NativeCheckpoint,
     Replaced,
@@ -59,7 +60,9 @@ def run(opening: Opening, request: Request, step: int | None = None) -> Loaded:
     # every process counts rounds; if one took a round alone, it would be one ahead from then on
     processes = Processes(0, 1) if request.as_numpy else this_run()
     agreement = LoadAgreement(request, processes, step) if processes.count > 1 else None
+    tries = 0
     while True:
+        tries += 1
         in_place = InPlace(options.max_host_bytes) if request.restores else None
         named, plans, leaves, values = dict[str, ItemPlan](), [], [], []
         try:
@@ -86,7 +89,8 @@ def run(opening: Opening, request: Request, step: int | None = None) -> Loaded:
             if in_place is not None:
                 in_place.give_up(error)
             named, plans, leaves, values = {}, [], [], []  # the traceback would keep them alive
-            if agreement is not None or not isinstance(error, Replaced):
+            again = agreement is None and isinstance(error, Replaced) and tries < MOST_TRIES
+            if not again:
                 raise
 
 

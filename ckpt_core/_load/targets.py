@@ -156,9 +156,14 @@ def _chosen(item: SavedItem, position: int, sharding: Any) -> Any:
             # passed for a whole pytree, of which this leaf has fewer dimensions
             return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
         return sharding
+    path = item.paths[position]
     if callable(sharding):
-        return sharding(format_path(item.paths[position]), item.specs[position])
-    return _at_path(sharding, item.paths[position])
+        found = sharding(format_path(path), item.specs[position])
+    else:
+        found = _at_path(sharding, path)
+    if found is not None and not isinstance(found, jax.sharding.Sharding):
+        raise TypeError(f"sharding= holds {an(found)} for leaf {format_path(path)}")
+    return found
 
 
 def _at_path(tree: Any, path: Path) -> Any:
@@ -175,8 +180,6 @@ def _at_path(tree: Any, path: Path) -> Any:
                 f"sharding= has nothing for leaf {format_path(path)}: pass a Sharding, a Mesh, a tree of "
                 "shardings with the structure of the checkpoint, or a function of (path, leaf)"
             ) from None
-    if node is not None and not isinstance(node, jax.sharding.Sharding):
-        raise TypeError(f"sharding= holds {an(node)} for leaf {format_path(path)}")
     return node
 
 

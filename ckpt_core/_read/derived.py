@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Iterator, Sequence
 
 from ckpt_core._layout.regions import Region, region_shape
@@ -13,12 +14,18 @@ from ckpt_core._saved import DerivedItem, Recipe
 
 class DerivedReader:
     """Reads an item of rules; closes ``reader``, which reads the tensors. Of a tensor that is only renamed its regions are read.
-    Any other leaf is made row by row, each of whole tensors, so that one row is in memory beside the regions.
+    Any other leaf is made row by row, each of whole tensors: of those one is in memory beside the regions, or so many as
+    ``max_host_bytes`` has room for.
     """
 
-    def __init__(self, reader: ExtentReader, item: DerivedItem) -> None:
+    def __init__(self, reader: ExtentReader, item: DerivedItem, max_host_bytes: int) -> None:
         self._reader = reader
         self._item = item
+        specs = item.base.specs
+        rows = (row for recipe in item.recipes for _, row in recipe.rows)
+        most_bytes = max((sum(specs[leaf].stored_bytes for leaf in row) for row in rows), default=0)
+        # a row is made of its tensors, beside them
+        self._rooms = threading.Semaphore(max(1, max_host_bytes // (2 * most_bytes + 1)))
 
     def close(self) -> None:
         self._reader.close()
@@ -54,10 +61,12 @@ class DerivedReader:
     def _make_row(self, recipe: Recipe, row: Sequence[int], takers: list[Share]) -> None:
         """Job: reads the tensors of a row, and gives each region its part."""
         tensors: list[Array] = []
-        for leaf in row:
-            spec = self._item.base.specs[leaf]
-            region = recipe.region(spec.shape)
-            tensors.append(aligned(region_shape(region), spec.numpy_dtype))
-            for job in self._reader.jobs(leaf, [(region, tensors[-1])]):
-                job()
-        take(recipe.row(tensors), takers)
+        with self._rooms:
+            for leaf in row:
+                spec = self._item.base.specs[leaf]
+                region = recipe.region(spec.shape)
+                tensors.append(aligned(region_shape(region), spec.numpy_dtype))
+                for job in self._reader.jobs(leaf, [(region, tensors[-1])]):
+                    job()
+            take(recipe.row(tensors), takers)
+            tensors.clear()
