@@ -30,11 +30,7 @@ from ckpt_core._saved import (
     SavedItem,
     open_checkpoint,
 )
-from ckpt_core._storage import (
-    INDEX_FILE,
-    new_context,
-    read_index,
-)
+from ckpt_core._storage import INDEX_FILE, new_context, read_index
 from ckpt_core._tree import format_path
 from ckpt_core._tree.leaves import TEXT_KINDS
 from ckpt_core.arguments import answering

@@ -23,12 +23,7 @@ import crc32c
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, NewerFormat
 from ckpt_core._format.packed import MOST_PACKED_BYTES, apart, unpack
 from ckpt_core._format.part import Part
-from ckpt_core._format.treedef import (
-    TreeBounds,
-    dump_tree,
-    load_nodes,
-    refuse_unreadable,
-)
+from ckpt_core._format.treedef import TreeBounds, dump_tree, load_nodes, refuse_unreadable
 from ckpt_core._format.untrusted import (
     LFS_POINTER,
     LIGHT_BYTES,

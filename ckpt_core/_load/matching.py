@@ -14,12 +14,7 @@ from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core._lazy import jax
 from ckpt_core._load import constants
 from ckpt_core._load.derived import under_rules
-from ckpt_core._load.non_tree import (
-    as_json,
-    plan_non_tree,
-    refuse_other_form,
-    wants_plain_values,
-)
+from ckpt_core._load.non_tree import as_json, plan_non_tree, refuse_other_form, wants_plain_values
 from ckpt_core._load.plans import ItemPlan, Make, constant, pruned, renamed_dicts
 from ckpt_core._load.renames import renamed_names, under_wanted_paths
 from ckpt_core._load.request import NOT_SAVED, Request
@@ -37,14 +32,7 @@ from ckpt_core._load.targets import (
 from ckpt_core._read import with_specs
 from ckpt_core._saved import Checkpoint, ExtentItem, NativeItem, OrbaxItem, SavedItem
 from ckpt_core._storage import StoreContext
-from ckpt_core._tree import (
-    Node,
-    Path,
-    code_and_constants,
-    flatten,
-    format_path,
-    unflatten,
-)
+from ckpt_core._tree import Node, Path, code_and_constants, flatten, format_path, unflatten
 from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec
 from ckpt_core._tree.match import Match, MatchRules, covers, match, positions_of, renamed_path
 from ckpt_core._tree.patterns import Select, selector

@@ -13,12 +13,7 @@ import numpy as np
 
 from ckpt_core import _adapters, _processes
 from ckpt_core._directory import place, read_pieces
-from ckpt_core._errors import (
-    CheckpointCorrupt,
-    CheckpointError,
-    Mismatch,
-    StructureMismatch,
-)
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, Mismatch, StructureMismatch
 from ckpt_core._format import process_state
 from ckpt_core._format.untrusted import parse_json, refuse_deep, refuse_heavy
 from ckpt_core._items import SavedFiles, names_a_form

@@ -14,8 +14,7 @@ from ckpt_core._saved import DerivedItem, Recipe
 
 class DerivedReader:
     """Reads an item of rules; closes ``reader``, which reads the tensors. Of a tensor that is only renamed its regions are read.
-    Any other leaf is made row by row, each of whole tensors: of those one is in memory beside the regions, or so many as
-    ``max_host_bytes`` has room for.
+    Any other leaf is made row by row, of whole tensors: one row at a time, or as many as ``max_host_bytes`` has room for.
     """
 
     def __init__(self, reader: ExtentReader, item: DerivedItem, max_host_bytes: int) -> None:
@@ -24,7 +23,6 @@ class DerivedReader:
         specs = item.base.specs
         rows = (row for recipe in item.recipes for _, row in recipe.rows)
         most_bytes = max((sum(specs[leaf].stored_bytes for leaf in row) for row in rows), default=0)
-        # a row is made of its tensors, beside them
         self._rooms = threading.Semaphore(max(1, max_host_bytes // (2 * most_bytes + 1)))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether to save a step: the policy is asked once per step, and all processes get one answer."""
+"""Whether to save a step: a policy is asked once, and all processes get one answer."""
 
 from __future__ import annotations
 

@@ -72,14 +72,8 @@ class Disk:
         if lineage and run.name:
             run = run.branch(lineage, history.lineage_bound(changes, request.step, trail))
         removals: list[Removal] = []
-        if changes.retire:
-            removals += self._retention.removals_of(
-                changes.retire, listing, RETIRED if moves else None
-            )
-        if changes.set_aside:
-            removals += self._retention.removals_of(
-                changes.set_aside, listing, DAMAGED if moves else None
-            )
+        for steps, into in ((changes.retire, RETIRED), (changes.set_aside, DAMAGED)):
+            removals += self._retention.removals_of(steps, listing, into if moves else None)
         if removals or lineage:
             self.lease.check()
         if removals or run != listing.run:

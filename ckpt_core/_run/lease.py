@@ -157,27 +157,24 @@ def is_abandoned(directory: str, backend: Backend, locks_work: bool) -> bool:
     """
     if is_locked(f"{directory}/{OWNER_FILE}"):
         return False
-    lines = (
-        (backend.read(directory, OWNER_FILE, SHORT_BYTES) or b"")
-        .decode(errors="replace")
-        .splitlines()
-    )
-    owner = lines[1] if len(lines) > 1 else ""  # earlier versions wrote no second line
+    lines = _owner_lines(directory, backend)
+    owner = lines[1] if len(lines) > 1 else ""
     return locks_work if owner == this_owner() else is_dead(owner, directory)
 
 
 def persistent_of(directory: str, backend: Backend) -> str:
     """The persistent directory of the run that claimed a local directory last; empty if its owner file names none."""
-    lines = (
-        (backend.read(directory, OWNER_FILE, SHORT_BYTES) or b"")
-        .decode(errors="replace")
-        .splitlines()
-    )
+    lines = _owner_lines(directory, backend)
     try:
-        named: object = json.loads(lines[2])  # versions up to 0.1 wrote two lines
+        named: object = json.loads(lines[2])
     except (IndexError, ValueError):
         return ""
     return named if isinstance(named, str) else ""
+
+
+def _owner_lines(directory: str, backend: Backend) -> list[str]:
+    content = backend.read(directory, OWNER_FILE, SHORT_BYTES) or b""
+    return content.decode(errors="replace").splitlines()
 
 
 def _owner_text(content: bytes | None) -> str:

@@ -17,12 +17,7 @@ from typing import Any
 from ckpt_core import _adapters, _load
 from ckpt_core._devices.staging import Copy, Staging
 from ckpt_core._directory import check_step
-from ckpt_core._errors import (
-    CheckpointCorrupt,
-    CheckpointError,
-    GraceExceeded,
-    is_visible,
-)
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, GraceExceeded, is_visible
 from ckpt_core._operation import logger
 from ckpt_core._results import RestoredStep
 from ckpt_core._run import history
@@ -215,9 +210,7 @@ class Run:
         return self.trail
 
     def _change_steps(self, request: SaveRequest, replaces_local: bool) -> Changes:
-        """The changes of this save, after the steps that it leaves are removed; all processes must call it. ``replaces_local``: with local
-        directories, it replaces an own step. A save that goes on looks at what is on disk when it begins to write.
-        """
+        """The changes of this save, after the steps that it leaves are removed; all processes must call it."""
         trail = self.apply_outcomes()
         begins = not trail.lineage
         branches = begins or trail.branches_at(request.step)

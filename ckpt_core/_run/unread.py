@@ -1,4 +1,4 @@
-"""Values by which one sees that a training does not save what it uses: restored and not read, or new at each save."""
+"""Values that a training saves and does not use: restored and not read, or new at each save."""
 
 from __future__ import annotations
 

@@ -21,13 +21,7 @@ from ckpt_core._format.plain_json import numbers_in, refuse_keys
 from ckpt_core._format.record import RECORD_FILE, RESERVED_FOLDERS, ItemRecord
 from ckpt_core._items import Json
 from ckpt_core._lazy import JAX_SETTINGS, jax
-from ckpt_core._options import (
-    METRICS_ARE_NUMBERS,
-    Options,
-    refuse_args,
-    refuse_arguments,
-    unnamed,
-)
+from ckpt_core._options import METRICS_ARE_NUMBERS, Options, refuse_args, refuse_arguments, unnamed
 from ckpt_core._processes import Processes
 from ckpt_core._save.plan import TreePlan
 from ckpt_core._storage import ArrayToWrite, backend_of

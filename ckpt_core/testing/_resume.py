@@ -17,13 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ckpt_core.testing._prints import (
-    Prints,
-    first_difference,
-    leaves_only,
-    prints_from,
-    prints_of,
-)
+from ckpt_core.testing._prints import Prints, first_difference, leaves_only, prints_from, prints_of
 
 By = Literal["exception", "SIGKILL", "SIGTERM"]
 """How a run is interrupted."""

@@ -16,12 +16,12 @@ from tests.support.paths import INTEGRATIONS, PACKAGE, ROOT, modules
 
 # What the house weighs. These numbers only fall.
 SUMS = {
-    "lines of ckpt_core": 39_787,
+    "lines of ckpt_core": 39_745,
     "characters of ckpt_core": 1_716_743,
     "lines of the integrations": 12_522,
     "characters of the integrations": 520_744,
     "files of both": 266,
-    "lines of tests": 57_758,
+    "lines of tests": 57_740,
     "lines of tests that import private names": 8_440,
     "files of tests": 378,
     "words of pages": 19_845,

@@ -41,12 +41,7 @@ from ckpt_core._run.tiers.judge import (
     unread_of,
     vote,
 )
-from ckpt_core._run.tiers.peers import (
-    Table,
-    exchange_addresses,
-    fetch_lost,
-    heard_when_they_meet,
-)
+from ckpt_core._run.tiers.peers import Table, exchange_addresses, fetch_lost, heard_when_they_meet
 from ckpt_core._run.tiers.save import Copier, LocalSave, StepToSave
 from ckpt_core._save import SaveJob
 from ckpt_core._saved import NativeCheckpoint

@@ -10,11 +10,7 @@ import pytest
 import ckpt_core as ckpt
 from tests.support import seams
 from tests.support.gcs_server import Request, Server
-from tests.support.stores import (
-    saved,
-    tree,
-    value_at,
-)
+from tests.support.stores import saved, tree, value_at
 from tests.support.units import MIB
 
 

@@ -114,9 +114,7 @@ def _marked(quick: list[tuple[str, str, bool]]) -> list[Any]:
 
 
 def _numbers(count: int, seed: str) -> list[int]:
-    """Some of the operations, others for each case, so that together they are at many places; of those that each run reaches, as
-    their number varies.
-    """
+    """Some of the operations, others for each case; all but the last, as their number varies."""
     reached = range(1, count + 1 - count // 20)
     return sorted(random.Random(seed).sample(reached, min(len(reached), _QUICK_KILLS)))
 

@@ -10,14 +10,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from tests.support.trees import (
-    QUICK,
-    Moments,
-    abstract,
-    assert_same,
-    numbers,
-    sharded,
-)
+from tests.support.trees import QUICK, Moments, abstract, assert_same, numbers, sharded
 
 
 def model():

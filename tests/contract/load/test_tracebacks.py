@@ -60,16 +60,18 @@ def test_it_is_short_and_one_error(mistake):
     assert "During handling" not in told and "direct cause" not in told
 
 
-def test_frames_of_the_users_own_code_stay():
+@pytest.mark.parametrize("path", ["nowhere", "state"])
+def test_frames_of_the_users_own_code_stay(path):
     class Mine:
         def get_state(self) -> Any:
-            raise ckpt.UnsupportedLeaf("no state yet", leaf="x", type_name="Mine")
+            raise ckpt.UnsupportedLeaf("no state yet", leaf=str(ckpt.load(path)), type_name="Mine")
 
         def set_state(self, state: Any) -> None: ...
 
-    with pytest.raises(ckpt.UnsupportedLeaf) as raised:
+    with pytest.raises((ckpt.UnsupportedLeaf, ckpt.CheckpointNotFound)) as raised:
         ckpt.save("new", model=Mine())
-    assert traceback.extract_tb(raised.value.__traceback__)[-1].name == "get_state"
+    stack = traceback.extract_tb(raised.value.__traceback__)
+    assert "get_state" in [one.name for one in stack]
 
 
 def test_frames_of_damage_stay():

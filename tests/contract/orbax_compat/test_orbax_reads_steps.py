@@ -12,11 +12,7 @@ from orbax.checkpoint import v1 as ocp_v1
 
 import ckpt_core as ckpt
 from tests.support.orbax import make_quiet_orbax, put  # noqa: F401 (fixture)
-from tests.support.orbax_routes import (
-    Moments,
-    abstract,
-    assert_same,
-)
+from tests.support.orbax_routes import Moments, abstract, assert_same
 
 # Orbax's own reader warns about every load that is given no sharding; that is what is tested here.
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")

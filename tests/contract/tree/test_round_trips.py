@@ -14,13 +14,7 @@ import ckpt_core as ckpt
 from ckpt_core import testing
 from tests.contract.tree import states
 from tests.support.same_bits import bits
-from tests.support.trees import (
-    QUICK,
-    X,
-    abstract,
-    assert_same,
-    round_trip,
-)
+from tests.support.trees import QUICK, X, abstract, assert_same, round_trip
 
 NOT_OF_JAX = ["int1", "uint1", "complex32", "bcomplex32"]  # they may be refused, by name
 
