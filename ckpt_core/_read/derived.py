@@ -7,23 +7,25 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from ckpt_core._layout.regions import Region, region_shape
+from ckpt_core._options import MIB
 from ckpt_core._read.extents import ExtentReader
 from ckpt_core._read.wants import Array, Job, Reads, Share, Want, aligned, buffers, take
 from ckpt_core._saved import DerivedItem, Recipe
 
+_ROWS_BYTES = 32 * MIB
+"""So many rows are in memory at a time, and one if it is larger."""
+
 
 class DerivedReader:
-    """Reads an item of rules; closes ``reader``, which reads the tensors. Of a tensor that is only renamed its regions are read.
-    Any other leaf is made row by row, of whole tensors: one row at a time, or as many as ``max_host_bytes`` has room for.
-    """
+    """Reads an item of rules; closes ``reader``, which reads tensors: regions of one that is only renamed, else rows of whole ones."""
 
-    def __init__(self, reader: ExtentReader, item: DerivedItem, max_host_bytes: int) -> None:
+    def __init__(self, reader: ExtentReader, item: DerivedItem) -> None:
         self._reader = reader
         self._item = item
         specs = item.base.specs
         rows = (row for recipe in item.recipes for _, row in recipe.rows)
         most_bytes = max((sum(specs[leaf].stored_bytes for leaf in row) for row in rows), default=0)
-        self._rooms = threading.Semaphore(max(1, max_host_bytes // (2 * most_bytes + 1)))
+        self._rooms = threading.Semaphore(max(1, _ROWS_BYTES // (2 * most_bytes + 1)))
 
     def close(self) -> None:
         self._reader.close()

@@ -110,9 +110,7 @@ def _reader(
     if isinstance(item, ExtentItem):
         base = item.base if isinstance(item, DerivedItem) else item
         tensors = ExtentReader(StoredTensors(checkpoint, base, context, past_cache), base.specs)
-        if isinstance(item, DerivedItem):
-            return DerivedReader(tensors, item, options.max_host_bytes)
-        return tensors
+        return DerivedReader(tensors, item) if isinstance(item, DerivedItem) else tensors
     assert isinstance(checkpoint, NativeCheckpoint)
     assert isinstance(item, NativeItem)
     stored = StoredChunks(checkpoint, item, wants, options, context, past_cache)

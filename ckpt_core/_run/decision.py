@@ -1,4 +1,4 @@
-"""Whether to save a step: a policy is asked once, and all processes get one answer."""
+"""Whether to save a step: a policy is asked once for all processes."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ from tests.support.paths import INTEGRATIONS, PACKAGE, ROOT, modules
 # What the house weighs. These numbers only fall.
 SUMS = {
     "lines of ckpt_core": 39_745,
-    "characters of ckpt_core": 1_716_743,
-    "lines of the integrations": 12_522,
-    "characters of the integrations": 520_744,
+    "characters of ckpt_core": 1_716_680,
+    "lines of the integrations": 12_518,
+    "characters of the integrations": 520_642,
     "files of both": 266,
     "lines of tests": 57_740,
     "lines of tests that import private names": 8_440,

@@ -163,8 +163,6 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
             raise CheckpointError("the callback has a checkpointer only while fit is running")
         return self._fit
 
-    # ------------------------------------------------------------------------ events of fit
-
     def on_train_begin(self, logs: Any = None) -> None:
         """Restores the newest step."""
         if self._session is not None:
@@ -173,6 +171,10 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
         self._session = fit.session
         go_around(fit.inside, self._first, self, _ending(self, fit.session))
         fit.begin()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Goes on with the learning rate of an epoch that was interrupted."""
+        self._running.epoch_began()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Saves after an epoch."""

@@ -52,6 +52,7 @@ class Fit:
         self._stopping = False
         self._running_means: list[tuple[Any, Any]] = []  # of an epoch that goes on
         self._host: dict[str, Any] = {}
+        self._rate: float | None = None  # of an epoch that goes on
 
     def begin(self) -> None:
         """Restores the newest step, and finds out which of the saved calls of ``fit`` this one is."""
@@ -78,8 +79,6 @@ class Fit:
         elif restored is not None:
             self._warn_of_learning_rate(_learning_rate(self._model))
 
-    # ------------------------------------------------------------------------ events of fit
-
     def before_epoch(self, epoch: int) -> None:
         """Runs at the beginning of an epoch, before all other callbacks."""
         self.enter()
@@ -103,6 +102,13 @@ class Fit:
         for variable, value in self._running_means:
             variable.assign(value)
         self._running_means = []
+        if resumed.batch:  # the rate of the epoch that goes on
+            self._rate = _learning_rate(self._model)
+
+    def epoch_began(self) -> None:
+        """Runs after all other callbacks: what changes the rate in each epoch has done so before this one was interrupted."""
+        if self._rate is not None:
+            self._model.optimizer.learning_rate, self._rate = self._rate, None
 
     def between_batches(self, batch: int) -> None:
         """Saves between two steps, at the beginning of a batch, before other callbacks: ``on_train_batch_end`` would make
@@ -139,8 +145,6 @@ class Fit:
         past.interrupted = self._stopping or past.resumed is not None
         past.finished += 0 if self._stopping else 1
         self.session.close()
-
-    # ---------------------------------------------------------------------------- going on
 
     @property
     def _progress(self) -> Progress:
@@ -201,8 +205,6 @@ class Fit:
             if self._entering is not None:
                 self._entering.averages_swapped = False
 
-    # ---------------------------------------------------------------------------- warnings
-
     def _warn(self, what: str) -> None:
         warnings.warn(what, UserWarning, stacklevel=4)
 
@@ -238,8 +240,6 @@ class Fit:
                 f"{compiled:g}))"
             )
 
-    # ---------------------------------------------------------------------------- counting
-
     def _count(self, batch: int) -> None:
         """Counts the batches of the running epoch up to this one."""
         progress = self._progress
@@ -269,8 +269,6 @@ class Fit:
     def _is_due(self) -> bool:
         freq = self._arguments.save_freq
         return isinstance(freq, int) and self._progress.since_save >= freq
-
-    # -------------------------------------------------------------------------------- save
 
     def _save_if_wanted(self, logs_of: Callable[[], Any], where: str) -> None:
         """Saves, unless only better steps are saved and this one is not better."""

@@ -82,8 +82,6 @@ class Session:
                 self._failure = error
             self.closed = True
 
-    # --------------------------------------------------------------------------------- save
-
     def save(
         self,
         model: Any,
@@ -133,8 +131,6 @@ class Session:
 
     def _step(self, progress: Progress) -> int:
         return progress.step(self._arguments.steps_per_epoch)
-
-    # ------------------------------------------------------------------------------ restore
 
     def restore(self, model: Any, data: FitData, batches_per_epoch: int | None) -> Progress | None:
         """Restores the newest complete step into the model; None if the directory is empty."""

@@ -115,8 +115,8 @@ def _marked(quick: list[tuple[str, str, bool]]) -> list[Any]:
 
 def _numbers(count: int, seed: str) -> list[int]:
     """Some of the operations, others for each case; all but the last, as their number varies."""
-    reached = range(1, count + 1 - count // 20)
-    return sorted(random.Random(seed).sample(reached, min(len(reached), _QUICK_KILLS)))
+    count -= count // 20
+    return sorted(random.Random(seed).sample(range(1, count + 1), min(count, _QUICK_KILLS)))
 
 
 @pytest.mark.parametrize(("layout", "name", "restarted", "all_"), _marked(_QUICK))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -382,13 +383,14 @@ def test_a_scheduler_that_multiplies_is_applied_once(tmp_path):
 
     straight = km.small()
     km.fit(straight, [scheduler()], epochs=3)
-    for order in (0, 1):
-        directory = tmp_path / str(order)
+    for order, save_freq in ((0, "epoch"), (1, "epoch"), (0, 3), (1, 3)):
+        directory = tmp_path / f"{order} {save_freq}"
         for epochs in (2, 3):
-            model, both = km.small(epochs), [scheduler(), OrbaxCheckpointCallback(directory)]
-            if epochs == 2:
-                model = km.small()
-            km.fit(model, both[::-1] if order else both, epochs=epochs)
+            model = km.small(epochs - 2)
+            both = [scheduler(), OrbaxCheckpointCallback(directory, save_freq=save_freq)]
+            stops = [km.Stop(batches=10)] if (epochs, save_freq) == (2, 3) else []
+            with pytest.raises(KeyboardInterrupt) if stops else contextlib.nullcontext():
+                km.fit(model, [*both[:: -1 if order else 1], *stops], epochs=epochs)
         km.assert_same(km.values(straight), km.values(model))
 
 
