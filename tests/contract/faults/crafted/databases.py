@@ -1,6 +1,5 @@
 """Our database, signed again, so that what lies in it is believed so far."""
 
-import json
 import os
 import shutil
 import struct
@@ -15,7 +14,6 @@ from tests.contract.faults.crafted.by_hand import (
     as_json,
     grid,
     missing,
-    nested,
     node,
     tree_metadata,
     varint,
@@ -36,10 +34,6 @@ def _rewritten(
         sign(path)
 
     return Case(f"database-{name}{base}", make, base=base)
-
-
-def _metadata_of_large(**changes: Any) -> Callable[[bytes], bytes]:
-    return lambda data: json.dumps(json.loads(data) | changes).encode()
 
 
 def _large_leaf(name: str, base: str, shape: list[int], chunk: list[int], **changes: Any) -> Case:
@@ -140,14 +134,6 @@ def _inflating_node() -> bytes:
 _LARGE = 90_000 * 4
 
 
-_INNER = {
-    "chunk_shape": [1],
-    "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
-    "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
-    "index_location": "end",
-}
-
-
 def _zstd_of_large(_: bytes) -> bytes:
     """As many zeros as the leaf `large` has bytes: sound, and not what was saved."""
     runs = [2**17] * (_LARGE // 2**17) + [_LARGE % 2**17]
@@ -176,23 +162,6 @@ DATABASE_CASES = [
     _rewritten("garbage", "-zstd", "large/c/0", lambda data: b"\x28\xb5\x2f\xfd" + b"\xff" * 99),
     _rewritten("blosc-bomb", "-blosc", "large/c/0", _blosc_bomb),
     _rewritten("other-values", "-zstd", "large/c/0", _zstd_of_large),
-    _rewritten("metadata-shape", "-zstd", "large/zarr.json", _metadata_of_large(shape=[2**33])),
-    _rewritten(
-        "metadata-chunk",
-        "-zstd",
-        "large/zarr.json",
-        _metadata_of_large(
-            chunk_grid={"name": "regular", "configuration": {"chunk_shape": [2**40]}}
-        ),
-    ),
-    _rewritten("metadata-deep", "-zstd", "large/zarr.json", lambda _: nested(200_000)),
-    _rewritten("metadata-long", "-zstd", "large/zarr.json", lambda data: data + b" " * 2**21),
-    _rewritten(
-        "metadata-inner-chunks",
-        "-zstd",
-        "large/zarr.json",
-        _metadata_of_large(codecs=[{"name": "sharding_indexed", "configuration": _INNER}]),
-    ),
     _large_leaf("terabyte-chunk", "-zstd", [2**38], [2**38]),
     _large_leaf("terabyte-chunk", "", [2**38], [2**38]),
     _root("node-of-40-gigabytes", lambda: b"", length=40 * GIB, grown=41 * GIB),
