@@ -124,7 +124,7 @@ def run_all(
     errors: list[BaseException] = []
 
     def run(index: int) -> None:
-        own.client = Client(service, index)
+        own.client, own.address = Client(service, index), None
         try:
             results[index] = work(_processes.Processes(index, count))
         except BaseException as error:
