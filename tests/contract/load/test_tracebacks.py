@@ -70,8 +70,7 @@ def test_frames_of_the_users_own_code_stay(path):
 
     with pytest.raises((ckpt.UnsupportedLeaf, ckpt.CheckpointNotFound)) as raised:
         ckpt.save("new", model=Mine())
-    stack = traceback.extract_tb(raised.value.__traceback__)
-    assert "get_state" in [one.name for one in stack]
+    assert "get_state" in [one.name for one in traceback.extract_tb(raised.value.__traceback__)]
 
 
 def test_frames_of_damage_stay():

@@ -73,7 +73,7 @@ for number, (name, both) in enumerate(cases.items()):
     checkpointer.save(0, state())
     failed[name] = raised(lambda: call(both[index]))
     # process 0 does not wait for who reads its decisions: it hears of the call that comes after them
-    decided = {"latest": 1, "local": 1}.get(both[0], 0)
+    decided = {"latest": 1, "local": 2}.get(both[0], 0)
     for _ in range(max(1, decided) if index else not decided):
         path = f"{directory}/n{number}"
         next_call[name] = raised(lambda: ckpt.save(path, state(), options=options))
