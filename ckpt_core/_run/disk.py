@@ -73,7 +73,9 @@ class Disk:
             run = run.branch(lineage, history.lineage_bound(changes, request.step, trail))
         removals: list[Removal] = []
         for steps, into in ((changes.retire, RETIRED), (changes.set_aside, DAMAGED)):
-            removals += self._retention.removals_of(steps, listing, into if moves else None)
+            if steps:
+                into = into if moves else None
+                removals += self._retention.removals_of(steps, listing, into)
         if removals or lineage:
             self.lease.check()
         if removals or run != listing.run:

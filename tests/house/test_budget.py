@@ -40,7 +40,7 @@ BUDGETS = {
 }
 # leaf of so many bytes -> Python calls for each further one, of a save and of a load
 CALLS_PER_LEAF = {16: (2, 14), 1024: (3, 14), 4 * 2**20: (13, 58)}
-MOST_MODULE_LINES = 600
+MOST_MODULE_LINES = 500
 MOST_FUNCTION_LINES = 60
 
 # Runs in an interpreter of its own: the profiler sees only threads that start after it, and a
