@@ -58,11 +58,8 @@ class Disk:
         if local:
             there |= history.of_interest(trail, request.step, local)
         changes = self.changes(trail, request, there)
-        if (
-            begins
-            and request.unlisted
-            and not (trail.entries or trail.may_retire or request.force or request.overwrite)
-        ):
+        known = trail.entries or trail.may_retire or request.force or request.overwrite
+        if begins and request.unlisted and not known:
             self._warn_unlisted(request.step, listing)
         if changes.replaces and (request.force or listing.has(request.step)):
             changes = changes._replace(persistent_first=True)
@@ -74,8 +71,7 @@ class Disk:
         removals: list[Removal] = []
         for steps, into in ((changes.retire, RETIRED), (changes.set_aside, DAMAGED)):
             if steps:
-                into = into if moves else None
-                removals += self._retention.removals_of(steps, listing, into)
+                removals += self._retention.removals_of(steps, listing, into if moves else None)
         if removals or lineage:
             self.lease.check()
         if removals or run != listing.run:
