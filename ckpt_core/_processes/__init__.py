@@ -52,10 +52,11 @@ class Processes:
         return Round(self, call, timeout_secs, where, tag)
 
     def put(self, name: str, text: str) -> None:
-        """Sets a key at the coordination service, which any process may get; it stays until it is dropped."""
-        if self.count > 1:
+        """Sets a key, which any process may get; does nothing where the service has ended."""
+        client = coordination().client if self.count > 1 else None
+        if client is not None:
             with self.service_errors(name):
-                coordination().client.key_value_set(f"ckpt/{name}", text, allow_overwrite=True)
+                client.key_value_set(f"ckpt/{name}", text, allow_overwrite=True)
 
     def get(self, name: str) -> str | None:
         """The text of a key that a process has put; None if there is none, or the service has ended."""

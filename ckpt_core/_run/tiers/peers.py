@@ -146,12 +146,12 @@ class Table:
         if not any(rows):
             return ""
         if rows != self._rows:
-            self._number, self._rows = self._number + 1, rows
+            self._number += 1
             for process, row in enumerate(rows):
                 if row:
                     key = f"{self._folder}/{process}/{self._name}"
                     self._processes.put(key, f"{self._number} {row}")
-            self._read = str(self._number), rows[0]
+            self._rows, self._read = rows, (str(self._number), rows[0])
         return str(self._number)
 
     def row(self, table: str) -> str:

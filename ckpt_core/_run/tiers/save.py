@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from ckpt_core._errors import BarrierTimeout, CheckpointError
+from ckpt_core import _processes
+from ckpt_core._errors import CheckpointError
 from ckpt_core._exchange import Key
 from ckpt_core._format.part import Part, dump_runs, parse_runs, runs_of
 from ckpt_core._operation import logger
@@ -271,12 +272,8 @@ class Copier:
             except Exception as error:
                 done = False
                 if not cancelled.is_set():
-                    logger.warning(
-                        "step %d: no copy of the part of process %d was made here: %s",
-                        step,
-                        source,
-                        error,
-                    )
+                    text = "step %d: no copy of the part of process %d was made here: %s"
+                    logger.warning(text, step, source, error)
         if not cancelled.is_set():  # else another step may be copied already
             self._state = "done" if done else "idle"
 
@@ -301,10 +298,11 @@ class Copier:
             if key.token not in self._ended:
                 self._ended.append(key.token)
             copied = f"{self._peers.folder}/{key.writer}/copied"  # or given up: it may end
-            self._peers.processes.put(copied, " ".join(self._ended))
+            with contextlib.suppress(Exception):  # of the service
+                self._peers.processes.put(copied, " ".join(self._ended))
 
     def cancel(self) -> None:
-        """Stops copying; returns when nothing more is committed, or after 20 s."""
+        """Stops copying; returns when nothing more is committed."""
         self._cancelled.set()
         if self._thread is not None:
             self._thread.join(2 * _STALLED_SECS)
@@ -326,9 +324,10 @@ class Copier:
 
     def _is_copied(self) -> bool:
         """Whether this process's partner needs no more of its part of the last step."""
-        with contextlib.suppress(BarrierTimeout):  # the service has ended, and so has the partner
+        with contextlib.suppress(Exception):  # the service has ended
             key = f"{self._peers.folder}/{self._peers.index}/copied"
-            return self._now[1] in (self._peers.processes.get(key) or "").split(" ")
+            told = self._peers.processes.get(key) or ""
+            return _processes.coordination().client is None or self._now[1] in told.split(" ")
         return True
 
     def close(self, steps: Mapping[int, str], timeout_secs: float) -> None:
