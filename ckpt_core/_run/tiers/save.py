@@ -253,7 +253,7 @@ class Copier:
         return (self._state, *self._now)
 
     def copy(self, step: int, token: str) -> None:
-        """Begins to copy a step that all processes have committed; ends copying another one."""
+        """Begins to copy a step that all have committed; ends copying another."""
         self._cancelled.set()
         self._now, self._state = (step, token), "busy"
         self._cancelled = cancelled = threading.Event()
@@ -323,7 +323,7 @@ class Copier:
             time.sleep(_LOOK_SECS)
 
     def _is_copied(self) -> bool:
-        """Whether this process's partner needs no more of its part of the last step."""
+        """Whether the partner needs no more of the last step."""
         with contextlib.suppress(Exception):  # the service has ended
             key = f"{self._peers.folder}/{self._peers.index}/copied"
             told = self._peers.processes.get(key) or ""
