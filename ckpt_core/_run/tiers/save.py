@@ -253,7 +253,7 @@ class Copier:
         return (self._state, *self._now)
 
     def copy(self, step: int, token: str) -> None:
-        """Begins to copy a step that all have committed; ends copying another."""
+        """Begins to copy a committed step; ends copying another."""
         self._cancelled.set()
         self._now, self._state = (step, token), "busy"
         self._cancelled = cancelled = threading.Event()
