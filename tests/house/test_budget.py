@@ -17,7 +17,7 @@ from tests.support.paths import INTEGRATIONS, PACKAGE, ROOT, modules
 # What the house weighs. These numbers only fall.
 SUMS = {
     "lines of ckpt_core": 39_743,
-    "characters of ckpt_core": 1_716_678,
+    "characters of ckpt_core": 1_716_676,
     "lines of the integrations": 12_518,
     "characters of the integrations": 520_642,
     "files of both": 266,

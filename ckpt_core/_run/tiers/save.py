@@ -298,7 +298,7 @@ class Copier:
             if key.token not in self._ended:
                 self._ended.append(key.token)
             copied = f"{self._peers.folder}/{key.writer}/copied"  # or given up: it may end
-            with contextlib.suppress(Exception):  # of the service
+            with contextlib.suppress(OSError, RuntimeError):  # of the service
                 self._peers.processes.put(copied, " ".join(self._ended))
 
     def cancel(self) -> None:
@@ -323,8 +323,8 @@ class Copier:
             time.sleep(_LOOK_SECS)
 
     def _is_copied(self) -> bool:
-        """Whether the partner needs no more of the last step."""
-        with contextlib.suppress(Exception):  # the service has ended
+        """Whether a partner has this step."""
+        with contextlib.suppress(OSError, RuntimeError):  # of the service
             key = f"{self._peers.folder}/{self._peers.index}/copied"
             told = self._peers.processes.get(key) or ""
             return _processes.coordination().client is None or self._now[1] in told.split(" ")
