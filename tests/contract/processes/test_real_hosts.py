@@ -30,8 +30,10 @@ PERSISTS_EVERY = 4
 
 JOB = (
     hosts.ENTER
+    + "import faulthandler; faulthandler.dump_traceback_later(165)"  # who hangs shows where
     + PRELUDE.replace("127.0.0.1:", f"{Hosts.address(0)}:").replace(
-        "process_id=index)", "process_id=index, heartbeat_timeout_seconds=40)"
+        "process_id=index)",
+        "process_id=index, heartbeat_timeout_seconds=40, initialization_timeout=60)",
     )
     + ON_ALL
     + """
@@ -173,9 +175,7 @@ class Campaign:
     def check(self, said: list[dict[str, Any]]) -> None:
         """What the job restored is what was acknowledged; notes what each process was told is saved."""
         wanted = self.newest
-        if (
-            self.harmed
-        ):  # of one host, partners have copies of what is settled; and it had those of another one
+        if self.harmed:  # by one: its partner has what is settled; it had the copies of another one
             sure = (self.persisted, self.settled if self.harmed == 1 else None)
             wanted = max((one for one in sure if one is not None), default=None)
         restored = {
