@@ -25,13 +25,6 @@ from ckpt_core.bench._machine import drop_page_cache, fsync_all, warm_free_memor
 from ckpt_core.bench._measure import DEFAULT_KEYS, GB, RATE, TIME
 from ckpt_core.bench.libraries import LIBRARIES, Library, make_library
 
-# The text of swept options in tables; null, the library's own choice, has none.
-_WORDS: dict[str, dict[Any, str]] = {
-    "async_enabled": {True: "background", False: "foreground"},
-    "durable": {True: "fsynced", False: "not fsynced"},
-    "page_cache": {"warm": "warm cache", "cold": "cold cache"},
-}
-
 
 @dataclass(frozen=True)
 class SaveLoadOptions(bench.BenchmarkOptions):
@@ -64,11 +57,6 @@ class SaveLoadOptions(bench.BenchmarkOptions):
     save_concurrent_gb: float | list[float | None] | None = None
     restore_concurrent_gb: float | list[float | None] | None = None
     metric_tracemalloc_enabled: bool = False
-
-    def label(self, name: str) -> str:
-        if name in _WORDS:
-            return _WORDS[name].get(getattr(self, name), "")
-        return super().label(name)
 
 
 def _data_of(context: bench.TestContext) -> Any:

@@ -130,7 +130,11 @@ def _run(
     result = run_suite(config, settings, on_run)
     lines.finish(result)
     changes, worse = _tables.compare(result, earlier, threshold) if earlier else ("", 0)
-    notices = [f"results: {lines.path}", _tensorboard(output, result)]
+    notices = [f"results: {lines.path}"]
+    try:
+        notices.append(f"tensorboard --logdir={_tables.write_tensorboard(output, result)}")
+    except ModuleNotFoundError:
+        notices.append("TensorBoard: not installed (pip install 'ckpt-core[tensorboard]')")
     if capture is not None:
         kept = Path(capture, f"{result.environment['git_sha'] or 'unknown'}.jsonl")
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -188,16 +192,6 @@ def _prepare_process(suite: SuiteConfig, hlo_output: Path | None) -> None:
     if suite.steady_memory and not _STEADY_MEMORY.items() <= os.environ.items():
         arguments = [sys.executable, "-m", "ckpt_core.cli", *sys.argv[1:]]
         os.execve(sys.executable, arguments, {**os.environ, **_STEADY_MEMORY})
-
-
-def _tensorboard(output: Path, result: SuiteResult) -> str:
-    """Writes TensorBoard's files; returns a line that says where they are."""
-    from ckpt_core.bench._tables import write_tensorboard
-
-    try:
-        return f"tensorboard --logdir={write_tensorboard(output, result)}"
-    except ModuleNotFoundError:
-        return "TensorBoard: not installed (pip install 'ckpt-core[tensorboard]')"
 
 
 def _code(result: SuiteResult, worse: int) -> int:
