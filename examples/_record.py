@@ -1,10 +1,10 @@
-"""Records a run for the comparison: the bits of every loss, and digests of the final state."""
+"""Records a run for the comparison: every loss, and digests of the final state."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,42 +13,37 @@ import numpy as np
 from flax import nnx
 
 
-class LossLog:
-    """Appends one line per step: the loss as a decimal number, and its float32 bit pattern."""
+def log_to(path: Path) -> Callable[[int, jax.Array], None]:
+    """A function that appends a line for a step: as a decimal number, its loss keeps every bit."""
+    file = path.open("a", buffering=1)  # a write for each line: a killed run leaves complete ones
 
-    def __init__(self, path: Path):
-        # O_APPEND and one write per line, so that a killed run leaves complete lines.
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    def report(step: int, loss: jax.Array) -> None:
+        file.write(json.dumps({"step": step, "loss": float(loss)}) + "\n")
 
-    def append(self, step: int, loss: jax.Array) -> None:
-        value = np.float32(loss)
-        entry = {"step": step, "loss": float(value), "bits": f"{value.view(np.uint32):08x}"}
-        os.write(self._file, (json.dumps(entry) + "\n").encode())
+    return report
 
 
 def write_fingerprint(path: Path, model: Any, optimizer: Any, data: Any) -> None:
-    """Writes the SHA-256 of every leaf of the final state, and of the next batch of the data."""
+    """Writes the SHA-256 of every leaf of the final state, and of the next batches of the data."""
     groups = {
-        "parameters": _digests(nnx.state(model, nnx.Param)),
-        "optimizer state": _digests(nnx.state(optimizer)),
-        "random state": _digests(nnx.state(model, nnx.RngState)),
-        "iterator position": {"state": _digest(json.dumps(data.get_state()).encode())},
-        "next 4 batches": _digests([next(data) for _ in range(4)]),
+        "parameters": nnx.state(model, nnx.Param),
+        "optimizer state": nnx.state(optimizer),
+        "random state": nnx.state(model, nnx.RngState),
+        "iterator position": json.dumps(data.get_state()),
+        "next 4 batches": [next(data) for _ in range(4)],
     }
-    path.write_text(json.dumps(groups, indent=1))
+    digests = {
+        name: {
+            jax.tree_util.keystr(path): _digest(leaf)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(group)
+        }
+        for name, group in groups.items()
+    }
+    path.write_text(json.dumps(digests, indent=1))
 
 
-def _digests(tree: Any) -> dict[str, str]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path): _digest(_bytes_of(leaf)) for path, leaf in leaves}
-
-
-def _bytes_of(leaf: Any) -> bytes:
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+def _digest(leaf: Any) -> str:
+    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     array = np.asarray(leaf)
-    return f"{array.dtype} {array.shape} ".encode() + array.tobytes()
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    return hashlib.sha256(f"{array.dtype} {array.shape} ".encode() + array.tobytes()).hexdigest()

@@ -12,7 +12,6 @@ any clean-up) and started again. It compares every weight, optimizer slot and ra
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +20,7 @@ from typing import Any
 os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
 
 
-def train(
-    directory: Path, report: Callable[..., None] | None, epochs: int = 3, save_freq: int = 10
-) -> Any:
+def train(directory: Path, report: Callable[..., None] | None) -> Any:
     """Trains in this process, from the newest step in the directory if there is one; returns the model."""
     import keras
     import sklearn.datasets
@@ -52,17 +49,9 @@ def train(
                 checkpoint.wait_until_finished()  # so that the demonstration resumes at step 30
                 report(int(self.model.optimizer.iterations), model=self.model)
 
-    checkpoint = OrbaxCheckpointCallback(directory, save_freq=save_freq, track=[plateau], verbose=1)
+    checkpoint = OrbaxCheckpointCallback(directory, save_freq=10, track=[plateau], verbose=1)
     callbacks = [checkpoint, plateau, Report()]
-    model.fit(
-        x,
-        y,
-        epochs=epochs,
-        batch_size=64,
-        validation_split=0.2,
-        verbose=2,
-        callbacks=callbacks,
-    )
+    model.fit(x, y, 64, epochs=3, validation_split=0.2, verbose=2, callbacks=callbacks)
     return model
 
 
@@ -72,18 +61,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--directory", type=Path, help="train here; without it, the demonstration")
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--save-freq", type=int, default=10, help="batches between saves")
-    given = parser.parse_args()
-    if given.directory is not None:
-        train(given.directory, None, given.epochs, given.save_freq)
+    directory = parser.parse_args().directory
+    if directory is not None:
+        train(directory, None)
         return
 
     from ckpt_core.testing import assert_exact_resume
 
-    training = functools.partial(train, epochs=given.epochs, save_freq=given.save_freq)
     # in the middle of the second epoch
-    found = assert_exact_resume(training, interrupt_at=35, by="SIGKILL")
+    found = assert_exact_resume(train, interrupt_at=35, by="SIGKILL")
     print(
         f"killed after {found.interrupted_at[0]} batches and started again: {found.leaves} values"
     )

@@ -19,15 +19,13 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from _picture import draw
+from _picture import Losses, draw
 
 HERE = Path(__file__).resolve().parent
 WANTED_HITS = 5
 MOST_KILLS = 12
 FIRST_KILL_STEP = 0  # the first save, so that the resumed run finds no checkpoint
 STEPS_BETWEEN_KILLS = 16
-COLUMNS = 64
-BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass
@@ -36,9 +34,8 @@ class Life:
 
     first_step: int = 0
     saving_step: int | None = None  # None: it was not killed
-    hit: bool = False
-    unfinished_bytes: int = 0
-    losses: list[tuple[int, float, str]] = field(default_factory=list)
+    unfinished_bytes: int = 0  # of the save that was killed; 0: the kill came too late
+    losses: Losses = field(default_factory=list)
 
 
 def demonstrate(directory: Path, total_steps: int) -> int:
@@ -56,17 +53,15 @@ def demonstrate(directory: Path, total_steps: int) -> int:
         f"run 1: {total_steps} steps without interruption; the step is compiled first", flush=True
     )
     step_bytes = run_through(straight, total_steps)
-    straight_losses = read_losses(straight)
     took_secs = time.monotonic() - started
     print(f"  {took_secs:.0f} s; a checkpoint has {step_bytes / 1e6:.1f} MB")
 
     print(f"run 2: the same, killed with SIGKILL while it writes (seed {seed})", flush=True)
     lives = run_with_kills(killed, total_steps, step_bytes, random.Random(seed))
 
-    failures = compare(straight, killed, straight_losses, lives)
-    print_losses(straight_losses, lives)
-    runs = [([pair[:2] for pair in life.losses], life.saving_step is not None) for life in lives]
-    draw(picture, [pair[:2] for pair in straight_losses], runs)
+    failures = compare(straight, killed, lives)
+    runs = [(life.losses, life.saving_step is not None) for life in lives]
+    draw(picture, read_losses(straight), runs)
     print(f"total: {time.monotonic() - started:.0f} s")
     for failure in failures:
         print(f"FAILED: {failure}")
@@ -74,14 +69,11 @@ def demonstrate(directory: Path, total_steps: int) -> int:
     return 1 if failures else 0
 
 
-# ------------------------------------------------------------------------------------------ running
-
-
 def run_through(run: Path, total_steps: int) -> int:
     """Runs to the end; returns the bytes of a checkpoint."""
     began, shows = time.monotonic(), sys.stdout.isatty()
     with start(run, total_steps) as process:
-        for line in lines_of(process):
+        for line in process.stdout or ():
             if (step := saved_step(line)) is not None:
                 told = f"  step {step} of {total_steps} after {time.monotonic() - began:.0f} s"
                 print(f"\r{told}" if shows else told, end="" if shows else "\n", flush=True)
@@ -98,7 +90,7 @@ def run_with_kills(
     lives: list[Life] = []
     next_kill_step = FIRST_KILL_STEP
     while True:
-        hits = sum(life.hit for life in lives)
+        hits = sum(life.unfinished_bytes > 0 for life in lives)
         more = hits < WANTED_HITS and len(lives) < MOST_KILLS
         kill_bytes = int(chance.uniform(0.02, 0.95) * step_bytes)
         life = live(run, total_steps, next_kill_step if more else None, kill_bytes)
@@ -107,7 +99,7 @@ def run_with_kills(
         if life.saving_step is None:
             return lives
         # After a hit the resumed run repeats this save undisturbed; a miss is tried again at once.
-        next_kill_step = life.saving_step + (STEPS_BETWEEN_KILLS if life.hit else 1)
+        next_kill_step = life.saving_step + (STEPS_BETWEEN_KILLS if life.unfinished_bytes else 1)
 
 
 def live(run: Path, total_steps: int, kill_step: int | None, kill_bytes: int) -> Life:
@@ -118,7 +110,7 @@ def live(run: Path, total_steps: int, kill_step: int | None, kill_bytes: int) ->
     life = Life()
     steps_before = len(read_losses(run))
     with start(run, total_steps) as process:
-        for line in lines_of(process):
+        for line in process.stdout or ():
             if line.startswith("starting at step "):
                 life.first_step = int(line.split()[-1])
             step = saved_step(line)
@@ -131,13 +123,10 @@ def live(run: Path, total_steps: int, kill_step: int | None, kill_bytes: int) ->
                 life.saving_step = step
                 break
     life.losses = read_losses(run)[steps_before:]
-    if life.saving_step is None:
-        if process.returncode != 0:
-            raise SystemExit(f"the resumed run ended with status {process.returncode}")
-    else:
-        unfinished = list_unfinished(run)
-        life.hit = bool(unfinished) and not is_committed(run, life.saving_step)
-        life.unfinished_bytes = sum(map(size_bytes, unfinished))
+    if life.saving_step is None and process.returncode != 0:
+        raise SystemExit(f"the resumed run ended with status {process.returncode}")
+    if life.saving_step is not None and not is_committed(run, life.saving_step):
+        life.unfinished_bytes = sum(map(size_bytes, list_unfinished(run)))
     return life
 
 
@@ -160,18 +149,9 @@ def start(run: Path, total_steps: int) -> subprocess.Popen[str]:
     )
 
 
-def lines_of(process: subprocess.Popen[str]):
-    assert process.stdout is not None
-    for line in process.stdout:
-        yield line.rstrip("\n")
-
-
 def saved_step(line: str) -> int | None:
     """The step of a line "saving step N", whose save now runs in the background; None otherwise."""
     return int(line.split()[-1]) if line.startswith("saving step ") else None
-
-
-# ------------------------------------------------------------------------------ looking at the disk
 
 
 def is_committed(run: Path, step: int) -> bool:
@@ -191,35 +171,30 @@ def size_bytes(folder: Path) -> int:
     return total
 
 
-def read_losses(run: Path) -> list[tuple[int, float, str]]:
-    """(step, loss, bit pattern) of every computed step, including repeated ones."""
+def read_losses(run: Path) -> Losses:
+    """Every computed step, including repeated ones."""
     path = run / "losses.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
-    return [(entry["step"], entry["loss"], entry["bits"]) for entry in map(json.loads, lines)]
-
-
-# ---------------------------------------------------------------------------------------- reporting
+    return [(entry["step"], entry["loss"]) for entry in map(json.loads, lines)]
 
 
 def describe(life: Life) -> None:
     """One row of the table of lives."""
-    if life.saving_step is None:
-        end = "reached the end"
-    else:
-        written = f"{life.unfinished_bytes / 1e6:.1f} MB of it on disk" if life.hit else "too late"
-        end = f"killed while saving step {life.saving_step:3}: {written}"
+    end = "reached the end"
+    if life.saving_step is not None:
+        written = f"{life.unfinished_bytes / 1e6:.1f} MB of it on disk"
+        how = written if life.unfinished_bytes else "too late"
+        end = f"killed while saving step {life.saving_step:3}: {how}"
     print(f"  from step {life.first_step:3}  {len(life.losses):3} steps  {end}", flush=True)
 
 
-def compare(
-    straight: Path, killed: Path, straight_losses: list[tuple[int, float, str]], lives: list[Life]
-) -> list[str]:
+def compare(straight: Path, killed: Path, lives: list[Life]) -> list[str]:
     """Prints what was compared; returns a sentence for each difference."""
-    rows: list[tuple[str, int, int]] = []
-    expected = {step: bits for step, _, bits in straight_losses}
-    computed = [(step, bits) for life in lives for step, _, bits in life.losses]
-    differing = sum(expected.get(step) != bits for step, bits in computed)
-    rows.append(("losses", len(computed), differing + len(expected.keys() - dict(computed).keys())))
+    expected = dict(read_losses(straight))
+    computed = [pair for life in lives for pair in life.losses]
+    differing = sum(expected.get(step) != loss for step, loss in computed)
+    missing = len(expected.keys() - dict(computed).keys())
+    rows = [("losses", len(computed), differing + missing)]
 
     ours = json.loads((killed / "fingerprint.json").read_text())
     for group, theirs in json.loads((straight / "fingerprint.json").read_text()).items():
@@ -230,7 +205,7 @@ def compare(
     print(f"\n  {'killed run against uninterrupted run':38} {'compared':>8} {'differ':>7}")
     for group, compared, differing in rows:
         print(f"  {group:38} {compared:8} {differing:7}")
-    hits = sum(life.hit for life in lives)
+    hits = sum(life.unfinished_bytes > 0 for life in lives)
     kills = sum(life.saving_step is not None for life in lives)
     leftovers = len(list_unfinished(killed))
     print(f"\nkills: {kills}, of which {hits} hit an unfinished save; left over: {leftovers}")
@@ -241,21 +216,3 @@ def compare(
     if leftovers:
         failures.append(f"{leftovers} unfinished saves were not cleaned up")
     return failures
-
-
-def print_losses(straight: list[tuple[int, float, str]], lives: list[Life]) -> None:
-    """Both curves of the loss as lines of blocks, and below them where the second run was killed."""
-    total = len(straight)
-    values = [loss for _, loss, _ in straight]
-    low, high = min(values), max(values)
-
-    def line(losses: dict[int, float]) -> str:
-        at = [losses[column * total // COLUMNS] for column in range(COLUMNS)]
-        return "".join(BLOCKS[int((loss - low) / (high - low) * 7.99)] for loss in at)
-
-    deaths = {life.saving_step for life in lives if life.saving_step is not None}
-    columns = {step * COLUMNS // total for step in deaths}
-    print(f"\n  loss, uninterrupted  {line({step: loss for step, loss, _ in straight})}")
-    computed = {step: loss for life in lives for step, loss, _ in life.losses}
-    print(f"  loss, killed         {line(computed)}")
-    print(f"  kill -9              {''.join('x' if n in columns else ' ' for n in range(COLUMNS))}")

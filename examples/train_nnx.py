@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import optax
 from _charlm import CharTransformer, make_data, make_optimizer
-from _record import LossLog, write_fingerprint
+from _record import log_to, write_fingerprint
 from flax import nnx
 
 import ckpt_core as ckpt
@@ -83,8 +83,8 @@ def main() -> int:
         return 0
 
     arguments.directory.mkdir(parents=True, exist_ok=True)
-    log = LossLog(arguments.directory / "losses.jsonl")
-    model, optimizer, data = train(arguments.directory / "checkpoints", log.append, arguments.steps)
+    report = log_to(arguments.directory / "losses.jsonl")
+    model, optimizer, data = train(arguments.directory / "checkpoints", report, arguments.steps)
     write_fingerprint(arguments.directory / "fingerprint.json", model, optimizer, data)
     return 0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -27,7 +26,6 @@ _SLOW_SYNC_SECS = 0.1
 _SLOW_BYTES_PER_SEC = 50e6
 _SLOW_REQUEST_SECS = 0.5
 _CLOCK_SECS = 2.0
-_EARLIEST_UNIX_SECS = 1_700_000_000.0
 _NETWORK = frozenset(
     {"9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4"}
     | {"ocfs2", "smb3", "virtiofs", "wekafs"}
@@ -163,9 +161,6 @@ def _of_clock(ahead_secs: float) -> Iterator[Finding]:
             f"the file system's clock is {where} this machine's: the age of other machines' unfinished saves is misjudged "
             "by that; synchronize them (NTP)"
         )
-        yield _problem("clock", text)
-    if time.time() < _EARLIEST_UNIX_SECS:
-        text = f"this machine's clock says {time.strftime('%Y-%m-%d')}: steps will carry that date; set it (NTP)"
         yield _problem("clock", text)
 
 

@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 
 from ckpt_core._directory import (
     SIGNS,
@@ -17,7 +18,6 @@ from ckpt_core._directory import (
     file_system_of,
     has_sign,
     hidden_names,
-    is_local_disk,
     locks_work_in,
     mounted_bucket,
     remove,
@@ -38,7 +38,6 @@ class Disk:
     directory: str  # or the first one above it that exists and is in no checkpoint
     file_system: str  # type, as the kernel names it; empty if unknown
     mounted_by: str | None  # the program that mounts a bucket there
-    local: bool  # no other machine can change it
     free_bytes: int | None  # for this user, as the inodes; None if the file system does not say
     free_inodes: int | None
     write_bytes_per_sec: float  # of one file, with its fsync
@@ -71,12 +70,9 @@ def probe(path: str, local: bool, probe_bytes: int) -> Disk | Store:
 
 
 def _probe_disk(path: str, probe_bytes: int) -> Disk:
-    around = path
-    while around != os.path.dirname(around):
-        above = os.path.dirname(around)
+    for around in (path, *map(str, PurePath(path).parents)):
         if has_sign(around) or not os.path.isdir(around):
-            path = above
-        around = above
+            path = os.path.dirname(around)
     free_bytes, free_inodes = _free(path)
     # named as an unfinished save of this process: if it is killed here, the next clean-up deletes it
     folder = hidden_names.make(hidden_names.TEMPORARY, path, "doctor")
@@ -95,7 +91,6 @@ def _probe_disk(path: str, probe_bytes: int) -> Disk:
             directory=path,
             file_system=file_system_of(path),
             mounted_by=mounted_bucket(path),
-            local=is_local_disk(path),
             free_bytes=free_bytes,
             free_inodes=free_inodes,
             write_bytes_per_sec=probe_bytes / write_secs,
@@ -113,13 +108,10 @@ def _probe_disk(path: str, probe_bytes: int) -> Disk:
 
 def _free(path: str) -> tuple[int | None, int | None]:
     """Free bytes and inodes for this user; None where the file system does not say."""
-    if not hasattr(os, "statvfs"):  # Windows
-        return shutil.disk_usage(path).free, None
-    room = os.statvfs(path)
-    return (
-        room.f_bavail * room.f_frsize if room.f_blocks else None,
-        room.f_favail if room.f_files else None,
-    )
+    room = shutil.disk_usage(path)
+    files = os.statvfs(path) if hasattr(os, "statvfs") else None  # Windows has none
+    inodes = files.f_favail if files is not None and files.f_files else None
+    return room.free if room.total else None, inodes
 
 
 def _write(path: str, count: int) -> None:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import (
     Annotated,
     Any,
-    ClassVar,
     Literal,
     TypeAlias,
     TypeVar,
@@ -60,6 +59,8 @@ Positive: TypeAlias = Annotated[int, Is("an integer of at least 1", lambda value
 Natural: TypeAlias = Annotated[int, Is("an integer of at least 0", lambda value: value >= 0)]
 
 
+_OF_PATHWAYS = ("load_with_colocated_python", "simdevice")
+"""Keys of Orbax's files that may be there if they are null or false."""
 _NAMES = {str: "text", bool: "true or false", int: "an integer", float: "a number"}
 
 
@@ -133,8 +134,7 @@ class Reader:
 
     def make(self, where: str, given: Any, kind: type[T], *, but: Iterable[str] = ()) -> T | None:
         """The dataclass of a mapping, which has no keys for the fields ``but``; None, and problems, if it does not fit. A class may
-        have ``REFUSED``, keys that a file may give as null or false only, with the reason, and ``problems()``, what is wrong
-        with values that fit one by one.
+        have ``problems()``, what is wrong with values that fit one by one.
         """
         what, before = where or "the suite", len(self.problems)
         if not isinstance(given, dict):
@@ -142,12 +142,12 @@ class Reader:
             return None
         hints = get_type_hints(kind, include_extras=True)
         fields = {one.name: one for one in dataclasses.fields(kind) if one.name not in but}  # pyright: ignore
-        refused: Mapping[str, str] = getattr(kind, "REFUSED", {})
-        self.unknown(given, [*fields, *refused], f"{what} has no key")
         prefix = f"{where}." if where else ""
-        for name, reason in refused.items():
+        for name in _OF_PATHWAYS:
             if given.get(name):
-                self.problems.append(f"{prefix}{name}: {reason}")
+                self.problems.append(f"{prefix}{name}: Pathways is not supported: set it to false")
+        keys = [key for key in given if key not in _OF_PATHWAYS]
+        self.unknown(keys, fields, f"{what} has no key")
         values: dict[str, Any] = {}
         for name, one in fields.items():
             if name in given:
@@ -160,7 +160,7 @@ class Reader:
         self.problems += [f"{prefix}{text}" for text in getattr(made, "problems", list)()]
         return made
 
-    def unknown(self, given: Mapping[Any, Any], known: Iterable[str], complaint: str) -> None:
+    def unknown(self, given: Iterable[Any], known: Iterable[str], complaint: str) -> None:
         """Complains about the keys that are not known."""
         for key in given:
             if key not in known:
@@ -186,9 +186,6 @@ def nearest(word: object, known: Iterable[str]) -> str:
     if close:
         return f" (did you mean {close[0]!r}?)"
     return f" (there are: {', '.join(known)})" if known else ""
-
-
-_PATHWAYS = "Pathways is not supported: leave the key out or set it to false"
 
 
 def _is_dtype(value: str) -> bool:
@@ -247,8 +244,6 @@ _Spec: TypeAlias = Annotated[Mapping[str, Any], Is("a mapping of names to arrays
 @dataclass(frozen=True)
 class CheckpointConfig:
     """The source of ``context.pytree``: a synthetic ``spec``, a checkpoint at ``path``, or None; tables show its ``name``."""
-
-    REFUSED: ClassVar = {"load_with_colocated_python": _PATHWAYS}
 
     name: Text = ""
     spec: _Spec | None = None
@@ -315,8 +310,6 @@ class SuiteConfig:
         steady_memory: start the process with a malloc that keeps freed memory.
         remove_repeated_dir: delete the files of each run when it ends.
     """
-
-    REFUSED: ClassVar = {"simdevice": _PATHWAYS}
 
     suite_name: Text
     benchmarks: Annotated[tuple[BenchmarkConfig, ...], _SOME]

@@ -7,13 +7,14 @@ import os
 import platform
 import subprocess
 import tempfile
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ckpt_core._directory import file_system_of
+from ckpt_core.bench._core import Skipped
 
 MIB = 1 << 20
 _PACKAGES = (
@@ -38,7 +39,6 @@ def describe_environment(output: Path) -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "load_average": os.getloadavg()[0],
         "machine": platform.machine(),
-        "drops_page_cache": hasattr(os, "posix_fadvise"),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "file_system": file_system_of(str(output)) or "unknown",
@@ -61,21 +61,6 @@ def git_sha() -> str | None:
         quiet = subprocess.DEVNULL
         return subprocess.check_output(asked, stderr=quiet, text=True, timeout=10).strip()
     return None
-
-
-def warnings_about(environment: Mapping[str, Any]) -> list[str]:
-    """Sentences about what makes measurements on this machine unreliable."""
-    found: list[str] = []
-    if environment["file_system"] in ("tmpfs", "ramfs"):
-        found.append("the output lies on a RAM disk: fsync costs nothing there")
-    if not environment.get("drops_page_cache", True):
-        found.append("the page cache cannot be dropped on this system: loads read from memory")
-    if environment["load_average"] > 0.5 * (environment["cpus"] or 1):
-        found.append(
-            f"the machine is busy (load {environment['load_average']:.1f} on "
-            f"{environment['cpus']} CPUs): compare within this run only, and with care"
-        )
-    return found
 
 
 @contextmanager
@@ -108,13 +93,14 @@ def warm_free_memory(directory: Path, size_bytes: int) -> None:
 
 
 def drop_page_cache(path: Path) -> None:
-    """Asks the kernel to drop these files from the page cache, so that the next read comes from the disk, on systems that can."""
+    """Asks the kernel to drop these files from the page cache, so that the next read comes from the disk; ``Skipped`` if it cannot."""
+    if not hasattr(os, "posix_fadvise"):
+        raise Skipped("the page cache cannot be dropped on this system")
     os.sync()  # dirty pages cannot be dropped
-    if hasattr(os, "posix_fadvise"):
-        for found in [path, *path.rglob("*")]:
-            if found.is_file():
-                with found.open("rb") as file:
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    for found in [path, *path.rglob("*")]:
+        if found.is_file():
+            with found.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def fsync_all(path: Path) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 from ckpt_core._event_file import EventFile
 from ckpt_core.bench._config import ConfigError
-from ckpt_core.bench._machine import warnings_about
 from ckpt_core.bench._measure import PEAK, RATE, TIME, is_rate
 from ckpt_core.bench._results import CaseResult, SuiteResult, Summary, collected
 
@@ -22,7 +21,6 @@ _ACKNOWLEDGED = ("save", "save_background")
 def document(result: SuiteResult) -> str:
     """The environment, a table for each group and operation, and what was skipped or failed."""
     parts = [f"## {result.suite_name}", _where(result.environment)]
-    parts += [f"Warning: {text}." for text in warnings_about(result.environment)]
     if result.interrupted:
         parts.append("The run was interrupted: these are the runs that had ended.")
     groups: dict[str, list[CaseResult]] = {}
@@ -73,7 +71,7 @@ def _rows(cases: Iterable[CaseResult], operation: str) -> Iterator[dict[str, str
             "min - max": "" if seconds.n < 2 else f"{number(seconds.min)} - {number(seconds.max)}",
             "± 95 %": "" if seconds.ci95 is None else number(seconds.ci95),
             "GB/s": number(metrics[RATE].median) if RATE in metrics else "",
-            "to first": _ratio(seconds.median / first_secs) if first_secs else "",
+            "to first": f"{number(seconds.median / first_secs)}x" if first_secs else "",
             "peak MB": number(metrics[PEAK].median) if PEAK in metrics else "",
             "durable": case.notes.get("durable", "") if operation in _ACKNOWLEDGED else "",
         }
@@ -169,11 +167,6 @@ def number(value: float) -> str:
         if abs(value) >= limit:
             return f"{value:.{digits}f}"
     return f"{value:.6f}"
-
-
-def _ratio(value: float) -> str:
-    """At least two significant digits: 19.46x, 0.92x, 0.0042x."""
-    return f"{value:.2f}x" if value >= 0.095 else f"{value:.2g}x"
 
 
 def write_tensorboard(output: Path, result: SuiteResult) -> Path:

@@ -19,18 +19,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ckpt_core as ckpt
 from ckpt_core import bench
-from ckpt_core.bench._config import ArraySpec, CheckpointConfig, nearest
+from ckpt_core.bench._config import ArraySpec, CheckpointConfig
 from ckpt_core.bench._data import abstract, check_equal, host_data, load_onto, total_bytes
 from ckpt_core.bench._machine import drop_page_cache, fsync_all, warm_free_memory
 from ckpt_core.bench._measure import DEFAULT_KEYS, GB, RATE, TIME
 from ckpt_core.bench.libraries import LIBRARIES, Library, make_library
-
-# The text of swept options in tables; null, the library's own choice, has none.
-_WORDS: dict[str, dict[Any, str]] = {
-    "async_enabled": {True: "background", False: "foreground"},
-    "durable": {True: "fsynced", False: "not fsynced"},
-    "page_cache": {"warm": "warm cache", "cold": "cold cache"},
-}
 
 
 @dataclass(frozen=True)
@@ -65,34 +58,12 @@ class SaveLoadOptions(bench.BenchmarkOptions):
     restore_concurrent_gb: float | list[float | None] | None = None
     metric_tracemalloc_enabled: bool = False
 
-    def label(self, name: str) -> str:
-        if name in _WORDS:
-            return _WORDS[name].get(getattr(self, name), "")
-        return super().label(name)
-
 
 def _data_of(context: bench.TestContext) -> Any:
     """The data of the suite; raises ``Skipped`` if it has none."""
     if context.pytree is None:
         raise bench.Skipped("needs a checkpoint_config with a spec or a path")
     return context.pytree
-
-
-def _library_of(context: bench.TestContext, *, sharded: bool) -> Library:
-    """The library of the options; raises ``Skipped`` if it cannot do what they ask, or must, and cannot, save arrays that several
-    devices or processes hold.
-    """
-    name = str(context.options.library)
-    if name not in LIBRARIES:
-        raise bench.Skipped(f"no library {name!r}{nearest(name, LIBRARIES)}")
-    if reason := LIBRARIES[name].refuses(context.options):
-        raise bench.Skipped(f"{name} {reason}")
-    lib = make_library(context.options)
-    if not lib.sharded and jax.process_count() > 1:
-        raise bench.Skipped(f"{name} runs in one process only")
-    if not lib.sharded and sharded:
-        raise bench.Skipped(f"{name} knows no shardings")
-    return lib
 
 
 def _metric_keys(options: Any) -> list[str]:
@@ -143,7 +114,7 @@ class SaveLoad(bench.BenchmarksGenerator):
         return _data_of(context)
 
     def test_fn(self, context: bench.TestContext) -> bench.TestResult:
-        lib, state = _library_of(context, sharded=False), self.state(context)
+        lib, state = make_library(context.options), self.state(context)
         metrics, like, path = bench.Metrics(), abstract(state), context.path / "ckpt"
         prepared = lib.prepare(state)
         _measure_save(metrics, lib, path, prepared, total_bytes(state))
@@ -173,14 +144,6 @@ class UniformLeaves(SaveLoad):
         shape = (max(1, context.options.leaf_bytes // 4),)
         arrays = ArraySpec("float32", shape, count=context.options.leaves)
         return host_data(CheckpointConfig(spec={"params": arrays}))(context.mesh)
-
-    def test_fn(self, context: bench.TestContext) -> bench.TestResult:
-        result = super().test_fn(context)
-        for operation in ("save", "load"):
-            for secs in result.metrics.values[operation][TIME]:
-                us_per_leaf = secs / context.options.leaves * 1e6
-                result.metrics.add(operation, "0_basics/us_per_leaf", us_per_leaf)
-        return result
 
 
 class ManySmallLeaves(UniformLeaves):
@@ -233,7 +196,7 @@ class ReplicaParallelSave(bench.BenchmarksGenerator):
 
     def test_fn(self, context: bench.TestContext) -> bench.TestResult:
         options: Any = context.options
-        data, lib = _data_of(context), _library_of(context, sharded=True)
+        data, lib = _data_of(context), make_library(context.options, sharded=True)
         mesh = context.mesh or Mesh(np.array(jax.devices()), ("all",))
         everywhere = NamedSharding(mesh, PartitionSpec())
 
@@ -285,7 +248,7 @@ class Resharding(bench.BenchmarksGenerator):
             raise bench.Skipped(
                 "needs reference_checkpoint_path, or a checkpoint_config and a mesh_config"
             )
-        lib, like = _library_of(context, sharded=True), self.target(context)
+        lib, like = make_library(context.options, sharded=True), self.target(context)
         path = context.path / "ckpt"
         lib.save(path, state)
         loaded = _measure_load(metrics, context, path, lambda: lib.load(path, like))
@@ -415,7 +378,7 @@ def _ours(options: Any, directory: Path) -> _Manager:
 
 
 def _orbax(options: Any, directory: Path) -> _Manager:
-    orbax = make_library(options).api
+    orbax = make_library(SaveLoadOptions(library=options.library)).api
     settings = orbax.CheckpointManagerOptions(
         save_interval_steps=options.save_interval_steps,
         max_to_keep=options.max_to_keep,

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from ckpt_core.bench._config import nearest
 from ckpt_core.bench._core import Skipped
 from ckpt_core.bench._data import names_of
 from ckpt_core.bench._machine import MIB, fsync_all
@@ -109,7 +110,6 @@ class Library:
 
     def finish(self, loaded: Any, like: Any) -> Any:
         """The loaded values as a tree like the one that was saved; not timed."""
-        del like
         return loaded
 
 
@@ -206,14 +206,10 @@ class OrbaxV1(Library):
 class OrbaxV1Uncompressed(OrbaxV1):
     """``orbax.checkpoint.v1`` without compression, since weights hardly shrink."""
 
+    tuned = OrbaxV1.tuned - {"use_compression"}
+
     def __init__(self, options: Any) -> None:
         super().__init__(replace(options, use_compression=False))
-
-    @classmethod
-    def refuses(cls, options: Any) -> str | None:
-        if options.use_compression is not None:
-            return "has compression off; sweep use_compression of orbax_v1"
-        return super().refuses(options)
 
 
 class OrbaxV0Manager(Library):
@@ -254,11 +250,10 @@ class _Flat(Library):
 
     def of_leaf(self, leaf: Any) -> Any:
         """A leaf as this library saves it; not timed."""
-        raise NotImplementedError
+        return np.asarray(leaf)
 
     def to_leaf(self, found: Any, like: Any) -> Any:
         """A loaded array as one that can be compared; not timed."""
-        del like
         return found
 
     def prepare(self, state: Any) -> Any:
@@ -277,61 +272,56 @@ class TorchSave(_Flat):
 
     module = "torch"
 
-    def __init__(self, options: Any) -> None:
-        super().__init__(options)
-        self._torch: Any = importlib.import_module("torch")
-
     def _dtype(self, leaf: Any) -> Any:
-        return getattr(self._torch, str(np.dtype(leaf.dtype)))
+        return getattr(self.api, str(np.dtype(leaf.dtype)))
 
     def of_leaf(self, leaf: Any) -> Any:
         # Through bytes, because torch does not accept numpy's bfloat16.
         flat = np.ascontiguousarray(np.asarray(leaf)).reshape(-1).view(np.uint8)
-        return self._torch.from_numpy(flat.copy()).view(self._dtype(leaf)).reshape(leaf.shape)
+        return self.api.from_numpy(flat.copy()).view(self._dtype(leaf)).reshape(leaf.shape)
 
     def to_leaf(self, found: Any, like: Any) -> Any:
-        raw = found.contiguous().reshape(-1).view(self._torch.uint8).numpy()
+        raw = found.contiguous().reshape(-1).view(self.api.uint8).numpy()
         return raw.view(np.dtype(like.dtype)).reshape(like.shape)
 
     def save(self, path: Path, state: Any) -> None:
         self.api.save(state, path)
 
     def load(self, path: Path, like: Any) -> Any:
-        del like
         return self.api.load(path, weights_only=True)
 
 
 class TorchDcp(TorchSave):
     """``torch.distributed.checkpoint`` with one process: fsyncs data files, not directories."""
 
-    module = "torch.distributed.checkpoint"
     default_durability = "data files"
     skips_fsync = True
     in_background = True
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
+        self._dcp: Any = importlib.import_module("torch.distributed.checkpoint")
         # about the missing process group; the thread of a save in the background warns, too
         warnings.filterwarnings("ignore", message=".*single process.*")
 
     def _settings(self, path: Path) -> dict[str, Any]:
         sync_files = self.options.durable is not False
-        writer = self.api.FileSystemWriter(path, sync_files=sync_files)
+        writer = self._dcp.FileSystemWriter(path, sync_files=sync_files)
         return {"storage_writer": writer, "no_dist": True}
 
     def save(self, path: Path, state: Any) -> None:
-        self.api.save(state, **self._settings(path))
+        self._dcp.save(state, **self._settings(path))
 
     def start_save(self, path: Path, state: Any) -> Callable[[], object]:
-        return self.api.async_save(state, **self._settings(path)).result
+        return self._dcp.async_save(state, **self._settings(path)).result
 
     def load(self, path: Path, like: Any) -> Any:
         # It loads in place, so allocating the tensors is part of the cost of loading.
         target = {
-            name: self._torch.empty(leaf.shape, dtype=self._dtype(leaf))
+            name: self.api.empty(leaf.shape, dtype=self._dtype(leaf))
             for name, leaf in zip(names_of(like), jax.tree.leaves(like), strict=True)
         }
-        self.api.load(target, checkpoint_id=path, no_dist=True)
+        self._dcp.load(target, checkpoint_id=path, no_dist=True)
         return target
 
 
@@ -347,7 +337,6 @@ class Safetensors(_Flat):
         self.api.save_file(state, str(path))
 
     def load(self, path: Path, like: Any) -> Any:
-        del like
         return jax.block_until_ready(self.api.load_file(str(path)))
 
 
@@ -355,9 +344,6 @@ class NumpySavez(_Flat):
     """``numpy.savez``: one zip file without compression, nothing fsynced, loads to numpy."""
 
     module = "numpy"
-
-    def of_leaf(self, leaf: Any) -> Any:
-        return np.asarray(leaf)
 
     def to_leaf(self, found: Any, like: Any) -> Any:
         return found.view(np.dtype(like.dtype))  # numpy loads bfloat16 as two untyped bytes
@@ -367,7 +353,6 @@ class NumpySavez(_Flat):
             self.api.savez(file, **state)
 
     def load(self, path: Path, like: Any) -> Any:
-        del like
         with self.api.load(path) as archive:
             return dict(archive)
 
@@ -413,7 +398,6 @@ class Floor(Library):
             fsync_all(path)
 
     def load(self, path: Path, like: Any) -> Any:
-        del like
         with path.open("rb") as file:
             file.readinto(self._buffer.data)
         return self._buffer
@@ -442,9 +426,21 @@ LIBRARIES: dict[str, type[Library]] = {
 }
 
 
-def make_library(options: Any) -> Library:
-    """The library that the options name, ready to run; raises ``Skipped`` if it is not installed."""
+def make_library(options: Any, *, sharded: bool = False) -> Library:
+    """The library that the options name, ready to run; raises ``Skipped`` if it is not installed, cannot do what they ask, or must,
+    and cannot, save arrays that several devices or processes hold.
+    """
+    name = str(options.library)
+    if name not in LIBRARIES:
+        raise Skipped(f"no library {name!r}{nearest(name, LIBRARIES)}")
+    kind = LIBRARIES[name]
+    if reason := kind.refuses(options):
+        raise Skipped(f"{name} {reason}")
+    if not kind.sharded and jax.process_count() > 1:
+        raise Skipped(f"{name} runs in one process only")
+    if not kind.sharded and sharded:
+        raise Skipped(f"{name} knows no shardings")
     try:
-        return LIBRARIES[options.library](options)
+        return kind(options)
     except ModuleNotFoundError as error:
-        raise Skipped(f"{options.library} is not installed: {error}") from error
+        raise Skipped(f"{name} is not installed: {error}") from error

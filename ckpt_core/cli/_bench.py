@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 import os
 import shutil
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,7 +25,7 @@ FAILED, SLOWER, INTERRUPTED = 1, 3, 130
 # needs up to 10 us for every page that it touches again, which would be most of the measured time.
 # libc reads them when a process starts, so the process restarts itself.
 _STEADY_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_ARENA_MAX": "1"}
-_POLL_SECS, _GRACE_SECS = 0.1, 30.0
+_GRACE_SECS = 30.0
 
 app = typer.Typer(help="Benchmarks of ckpt and its peers.", no_args_is_help=True)
 
@@ -131,7 +130,11 @@ def _run(
     result = run_suite(config, settings, on_run)
     lines.finish(result)
     changes, worse = _tables.compare(result, earlier, threshold) if earlier else ("", 0)
-    notices = [f"results: {lines.path}", _tensorboard(output, result)]
+    notices = [f"results: {lines.path}"]
+    try:
+        notices.append(f"tensorboard --logdir={_tables.write_tensorboard(output, result)}")
+    except ModuleNotFoundError:
+        notices.append("TensorBoard: not installed (pip install 'ckpt-core[tensorboard]')")
     if capture is not None:
         kept = Path(capture, f"{result.environment['git_sha'] or 'unknown'}.jsonl")
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -165,28 +168,19 @@ def _run_processes(count: int) -> int:
         for index in range(count)
     ]
     try:
-        return _wait(children, math.inf)
+        codes = [child.wait() for child in children]
+        return next((max(code, FAILED) for code in codes if code), 0)
     except KeyboardInterrupt:
-        # The terminal sent Ctrl-C to the children too, and they write their results. A child that
-        # waits for another one in the middle of a save does not react to it.
-        _wait(children, time.monotonic() + _GRACE_SECS)
+        # The terminal sent Ctrl-C to the children, too, and they write their results. A child that waits for another one in
+        # the middle of a save does not react to it.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            for child in children:
+                child.wait(_GRACE_SECS)
         return INTERRUPTED
     finally:
         for child in children:
             child.kill()  # does nothing to one that has ended
             child.wait()
-
-
-def _wait(children: list[subprocess.Popen[bytes]], deadline: float) -> int:
-    """The first exit code that is not 0, once all have ended, or some time after one has failed."""
-    while True:
-        codes = [child.poll() for child in children]
-        bad = next((code for code in codes if code), 0)
-        if None not in codes or time.monotonic() > deadline:
-            return bad if bad >= 0 else 1
-        if bad:
-            deadline = min(deadline, time.monotonic() + _GRACE_SECS)
-        time.sleep(_POLL_SECS)
 
 
 def _prepare_process(suite: SuiteConfig, hlo_output: Path | None) -> None:
@@ -198,16 +192,6 @@ def _prepare_process(suite: SuiteConfig, hlo_output: Path | None) -> None:
     if suite.steady_memory and not _STEADY_MEMORY.items() <= os.environ.items():
         arguments = [sys.executable, "-m", "ckpt_core.cli", *sys.argv[1:]]
         os.execve(sys.executable, arguments, {**os.environ, **_STEADY_MEMORY})
-
-
-def _tensorboard(output: Path, result: SuiteResult) -> str:
-    """Writes TensorBoard's files; returns a line that says where they are."""
-    from ckpt_core.bench._tables import write_tensorboard
-
-    try:
-        return f"tensorboard --logdir={write_tensorboard(output, result)}"
-    except ModuleNotFoundError:
-        return "TensorBoard: not installed (pip install 'ckpt-core[tensorboard]')"
 
 
 def _code(result: SuiteResult, worse: int) -> int:

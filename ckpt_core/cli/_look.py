@@ -17,7 +17,7 @@ from ckpt_core._errors import CheckpointNotFound, NewerFormat
 from ckpt_core._results import CheckpointInfo, ItemInfo, LeafInfo, VerifyReport
 from ckpt_core._verify import inspect
 from ckpt_core._verify import verify as check
-from ckpt_core.cli._steps import files_of, is_run, list_steps, print_strays, steps_in, summary
+from ckpt_core.cli._steps import files_of, is_run, list_steps, steps_in, strays_as_text, summary
 from ckpt_core.cli._text import console, counted, escape, metric, print_json, say, size, table, when
 
 _LEAVES_SHOWN = 5
@@ -188,7 +188,8 @@ def verify(path: str, *, as_json: bool) -> int:
         content = {"path": steps.directory, "ok": ok, "checked_bytes": checked, "steps": rows}
         print_json({**content, "strays": strays, "unread": unread})
         return 0 if ok else 1
-    print_strays(strays)
+    for text in strays_as_text(strays):
+        say(text)
     unknown = sum(not row["has_checksums"] for row in rows)
     damaged = len(rows) - sound - unknown
     others = {"damaged": damaged, "without checksums": unknown, "not read": len(unread)}

@@ -88,7 +88,8 @@ def list_steps(
         _print(content)
         if beside:
             say(_of(beside))
-        print_strays(content["strays"])
+        for text in strays_as_text(content["strays"]):
+            say(text)
         if empty:
             say(f"no checkpoint in {', '.join(map(steps.names.name, empty))}")
     return 1 if any(row["problem"] for row in rows) else 0
@@ -128,14 +129,8 @@ def _state(row: Mapping[str, Any]) -> str:
     return "newer" if "upgrade ckpt" in row["problem"] else "damaged"
 
 
-def print_strays(strays: Mapping[int, int]) -> None:
-    """Prints the steps of another history than that of the ones before them; see ``history.strays``."""
-    for text in strays_as_text(strays):
-        say(text)
-
-
 def strays_as_text(strays: Mapping[int, int]) -> Iterator[str]:
-    """A sentence for each step of which another save than the one there is continued."""
+    """A sentence for the steps of another history than that of the ones before them; see ``history.strays``."""
     for parent in dict.fromkeys(strays.values()):
         steps = [step for step in strays if strays[step] == parent]
         verb = "continues" if len(steps) == 1 else "continue"

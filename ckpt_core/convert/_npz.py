@@ -15,15 +15,7 @@ from ckpt_core._errors import CheckpointError, UnsupportedLeaf
 from ckpt_core._options import Options
 from ckpt_core._tree.leaves import LeafSpec
 from ckpt_core.arguments import answering
-from ckpt_core.convert._outgoing import (
-    NUMPY_DTYPES,
-    Choice,
-    Format,
-    PathLike,
-    Rules,
-    new_file,
-    outgoing,
-)
+from ckpt_core.convert._outgoing import NUMPY_DTYPES, Format, PathLike, Rules, new_file, outgoing
 from ckpt_core.convert._source import Array, Slot, array_spec, each, parsing
 
 _SUFFIX = ".npy"
@@ -114,10 +106,7 @@ def export_npz(
     """
     where = new_file(target)
     with (
-        outgoing(checkpoint, _FORMAT, Choice(item, only, exclude, rules), options) as (
-            plan,
-            arrays,
-        ),
+        outgoing(checkpoint, _FORMAT, options, item, only, exclude, rules) as (plan, arrays),
         placed(where) as temporary,
         zipfile.ZipFile(temporary, "w") as archive,
     ):

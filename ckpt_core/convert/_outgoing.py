@@ -47,36 +47,32 @@ class Format(NamedTuple):
     advice: str = "leave them out with"
 
 
-class Choice(NamedTuple):
-    """Which leaves are written, and their names; see ``export_safetensors``."""
-
-    item: str | None
-    only: str | Iterable[str] | None
-    exclude: str | Iterable[str] | None
-    rules: Rules
-
-
 @contextlib.contextmanager
 def outgoing(
     checkpoint: PathLike,
     format: Format,
-    choice: Choice,
     options: Options | None,
+    item: str | None,
+    only: str | Iterable[str] | None,
+    exclude: str | Iterable[str] | None,
+    rules: Rules,
 ) -> Generator[tuple[list[Export], Arrays]]:
-    """The tensors of a checkpoint, those of large elements first, so that each is aligned; and each with its values."""
+    """The tensors of a checkpoint, those of large elements first, so that each is aligned; and each with its values. Which leaves
+    are written, and their names, is as for ``export_safetensors``.
+    """
     options = checked_options(options)
     opened = open_checkpoint(checkpoint, options)
     context = new_context()
-    saved = _item_of(opened, choice.item)
+    saved = _item_of(opened, item)
     if isinstance(saved, OrbaxItem):
         saved = with_specs(opened, saved, context)
     named, leaves = _with_all_names(saved.paths)
     specs = [saved.specs[n] for n in leaves]
-    written = _chosen(opened.path, saved.name, named, specs, choice)
+    written = _chosen(opened.path, saved.name, named, specs, read_again(only), read_again(exclude))
     positions = [leaves[n] for n in written]
     _refuse_kinds(opened, saved, positions, format)
     paths = ["/".join(map(str, named[n])) for n in written]
-    plan = exports(rules_from(choice.rules or ()), paths, [saved.specs[n] for n in positions])
+    plan = exports(rules_from(rules or ()), paths, [saved.specs[n] for n in positions])
     plan.sort(key=lambda one: -dtype_from_name(one.dtype).itemsize)
     arrays = _arrays(opened, saved, positions, plan, options, context)
     with opened.held(), contextlib.closing(arrays):
@@ -99,10 +95,9 @@ def _with_all_names(paths: Sequence[Path]) -> tuple[list[Path], list[int]]:
 
 
 def _chosen(
-    where: str, item: str, paths: Sequence[Path], specs: Sequence[LeafSpec], choice: Choice
+    where: str, item: str, paths: Sequence[Path], specs: Sequence[LeafSpec], only: Any, exclude: Any
 ) -> list[int]:
     """Positions of the leaves to be written; there is one at least."""
-    only, exclude = read_again(choice.only), read_again(choice.exclude)
     found = [*positions_of(paths, specs, selector(only, item=item))]
     if exclude is not None:
         excluded = {*positions_of(paths, specs, selector(exclude, item=item))}

@@ -16,7 +16,6 @@ from ckpt_core._tree.leaves import LeafSpec
 from ckpt_core.arguments import answering
 from ckpt_core.convert._outgoing import (
     Arrays,
-    Choice,
     Format,
     PathLike,
     Rules,
@@ -77,7 +76,7 @@ def export_safetensors(
         Array([1., 1., 1.], dtype=float32)
     """
     where = _checked(target)
-    with outgoing(checkpoint, _FORMAT, Choice(item, only, exclude, rules), options) as found:
+    with outgoing(checkpoint, _FORMAT, options, item, only, exclude, rules) as found:
         plan, arrays = found
         shards = _shards(where, plan, max_shard_bytes)
         return _write(where, shards, arrays, dict(metadata or {}))

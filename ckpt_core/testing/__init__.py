@@ -36,18 +36,17 @@ _HOME_OF = {
     "Report": "_resume",
     "assert_exact_resume": "_resume",
     "assert_same": "_prints",
+    "strategies": "strategies",
 }
 
-__all__ = sorted([*_HOME_OF, "strategies"])  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "strategies":
-        return importlib.import_module("ckpt_core.testing.strategies")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'ckpt_core.testing' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"ckpt_core.testing.{_HOME_OF[name]}"), name)
-    globals()[name] = value
+    home = importlib.import_module(f"ckpt_core.testing.{_HOME_OF[name]}")
+    globals()[name] = value = home if name == _HOME_OF[name] else getattr(home, name)
     return value
 
 

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -355,11 +356,9 @@ def run_apart(
     if not process.is_alive():
         return process.exitcode
     assert process.pid is not None
-    for kill in (os.killpg, os.kill):
-        try:
-            kill(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it has not made its process group yet, or has ended
+    with suppress(ProcessLookupError):  # it has not made its process group yet, or has ended
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
     process.join()
     raise TimeoutError(f"{name} was not done after {timeout_secs:g} s in a process of its own")
 
@@ -370,24 +369,15 @@ def portable(value: Any) -> Any:
         pickle.dumps(value)
         return value
     except Exception as error:
-        named = _ByName(getattr(value, "__module__", ""), getattr(value, "__qualname__", ""))
-        if named.find() is value:  # a decorated function, such as a jitted one
-            return named
+        module, name = getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
+        if getattr(sys.modules.get(module), name, None) is value:
+            return partial(_call, module, name)  # a decorated function, such as a jitted one
         raise TypeError(
             f"{value!r} cannot be taken to a new process: it must be a function at the top of a "
             f"module (or a functools.partial of one), not a lambda or a local function. {error}"
         ) from error
 
 
-class _ByName:
-    """A wrapped function that pickle cannot send; the new process imports it by name."""
-
-    def __init__(self, module: str, name: str) -> None:
-        self._module = module
-        self._name = name
-
-    def find(self) -> Any:
-        return getattr(sys.modules.get(self._module), self._name, None)
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        return getattr(importlib.import_module(self._module), self._name)(*arguments, **options)
+def _call(module: str, name: str, /, *arguments: Any, **options: Any) -> Any:
+    """Calls a function by its name, which the new process imports."""
+    return getattr(importlib.import_module(module), name)(*arguments, **options)

@@ -55,13 +55,6 @@ def test_train_nnx_resumes_exactly(run_example):
     assert "interrupted_at=(9,), resumed_from=(" in printed
 
 
-def test_equinox_train_resumes_exactly(run_example):
-    for needed in ("equinox", "grain", "optax"):
-        pytest.importorskip(needed)
-    printed = run_example("equinox_train.py", "--check", "--steps", "12")
-    assert "interrupted_at=(9,), resumed_from=(" in printed
-
-
 def test_multihost_goes_on_with_fewer_processes(run_example, tmp_path):
     pytest.importorskip("optax")
     printed = run_example("multihost.py", "--demo", "--directory", str(tmp_path), "--steps", "20")
