@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_keras._adapter import ADAPTER as ADAPTER
 from ckpt_keras._adapter import KerasAdapter as KerasAdapter
+from ckpt_keras._adapter import import_keras as _import_keras
 
 if TYPE_CHECKING:
     from ckpt_keras._callback import OrbaxCheckpointCallback as OrbaxCheckpointCallback
@@ -44,9 +45,7 @@ if not TYPE_CHECKING:  # to a type checker, a name that is not above is a mistak
     def __getattr__(name: str) -> Any:
         if name not in __all__:
             raise AttributeError(f"module 'ckpt_keras' has no attribute {name!r}")
-        from ckpt_keras._backend import import_keras
-
-        import_keras()  # its error says what to do if Keras or its backend is missing
+        _import_keras()  # its error says what to do if Keras or its backend is missing
         home = "_callback" if name == "OrbaxCheckpointCallback" else "_directory"
         value = getattr(importlib.import_module(f"ckpt_keras.{home}"), name)
         globals()[name] = value

@@ -13,7 +13,6 @@ import numpy as np
 from ckpt_core import CheckpointError
 from ckpt_keras import _matching
 from ckpt_keras._assets import warn_of_left_out
-from ckpt_keras._backend import on_jax
 from ckpt_keras._matching import Named
 from ckpt_keras._slots import (
     Slot,
@@ -113,10 +112,9 @@ def slots_of(obj: Any) -> Sequence[Slot]:
 
 def _refresh_normalization(model: Any) -> None:
     """Updates the copies of its variables with which an adapted Normalization layer computes."""
-    import keras
-
     every = model._flatten_layers()  # no public method finds layers in attributes
-    adapted = [layer for layer in every if isinstance(layer, keras.layers.Normalization)]
+    kind = import_keras().layers.Normalization
+    adapted = [layer for layer in every if isinstance(layer, kind)]
     for layer in adapted:
         layer.finalize_state()
     for name in ("train", "test", "predict") if adapted else ():
@@ -154,9 +152,7 @@ def value_of(variable: Any) -> Any:
     because they write in place.
     """
     if not on_jax():
-        import keras
-
-        return np.array(keras.ops.convert_to_numpy(variable.value))
+        return np.array(import_keras().ops.convert_to_numpy(variable.value))
     if variable._value is None:  # a deleted array still tells its shape to a restore
         raise CheckpointError(
             f"{variable.path} has no value: Ctrl-C interrupted a training step, for whose time Keras takes the arrays out of "
@@ -173,9 +169,41 @@ def is_lost(variable: Any) -> bool:
 
 
 def _is_layer(obj: Any) -> bool:
-    import keras
+    return isinstance(obj, import_keras().layers.Layer)
 
-    return isinstance(obj, keras.layers.Layer)
+
+# -------------------------------------------------------- Keras, imported late, and its backend
+
+
+def import_keras() -> Any:
+    """The ``keras`` package; without it or its backend, the ModuleNotFoundError says what to do."""
+    try:
+        import keras
+    except ModuleNotFoundError as error:
+        if error.name == "keras":
+            what = "ckpt_keras needs Keras: pip install 'ckpt-core[keras]'"
+        else:
+            what = (
+                f"importing Keras failed, its backend needs {error.name!r}: ckpt_keras works on the "
+                "JAX backend. Set KERAS_BACKEND=jax before Keras is imported for the first time"
+            )
+        raise ModuleNotFoundError(what, name=error.name) from error
+    return keras
+
+
+def on_jax() -> bool:
+    """Whether Keras runs on JAX."""
+    return import_keras().backend.backend() == "jax"
+
+
+def require_jax(host_only: bool) -> None:
+    """Raises RuntimeError for another backend than JAX, unless the caller asked for copies on the host."""
+    if not host_only and not on_jax():
+        raise RuntimeError(
+            "ckpt_keras needs the JAX backend for sharded, asynchronous checkpoints; the active backend is "
+            f"{import_keras().backend.backend()!r}. Set KERAS_BACKEND=jax before importing keras, or pass host_only=True "
+            "(one process, numpy copies)"
+        )
 
 
 ADAPTER = KerasAdapter()

@@ -10,13 +10,13 @@ from typing import Any
 
 from ckpt_core import Options, keep
 from ckpt_keras._assets import ASSETS
-from ckpt_keras._items import CONFIG, MODEL, OLD_MODEL
+from ckpt_keras._items import CONFIG, MODEL
 from ckpt_keras._progress import FIT, HOST
 
 DEFAULT_MONITOR = "val_loss"
 """The monitored metric if the caller names none, as in Keras."""
 
-ITEMS = (MODEL, OLD_MODEL, CONFIG, ASSETS, FIT, HOST, "data")
+ITEMS = (MODEL, "model", CONFIG, ASSETS, FIT, HOST, "data")
 """Names of the callback's items in a step; ``extra=`` may use any others."""
 
 

@@ -79,7 +79,8 @@ class AssetsTarget:
         )
         """Entries of ``rename=`` that this target uses, although no saved path begins with them."""
         owners = {owner.place: owner for owner in owners_of_assets(model)}
-        leaves = [_unescaped(leaf.path) for leaf in info.items[ASSETS].leaves]
+        paths = [leaf.path.split("/") for leaf in info.items[ASSETS].leaves]
+        leaves = [tuple(p.replace("~1", "/").replace("~0", "~") for p in path) for path in paths]
         places = _places(leaves, {*saved, *owners})
         pairs = {place: place for place in owners}
         if saved:
@@ -179,10 +180,6 @@ def _places(leaves: Iterable[tuple[str, ...]], known: set[str]) -> list[str]:
         return next((place for place in within if place is not None), "/".join(leaf[:-1]))
 
     return list(dict.fromkeys(map(place_of, leaves)))
-
-
-def _unescaped(path: str) -> tuple[str, ...]:
-    return tuple(part.replace("~1", "/").replace("~0", "~") for part in path.split("/"))
 
 
 def _parts(place: str) -> tuple[str, ...]:

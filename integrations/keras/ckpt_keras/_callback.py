@@ -7,14 +7,15 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import keras
 
 from ckpt_core import Checkpointer, CheckpointError, Options
 from ckpt_core.arguments import answering, check_flags
+from ckpt_keras._adapter import require_jax
 from ckpt_keras._arguments import Arguments, checked_extra, checked_track, directory_of
-from ckpt_keras._backend import require_jax
 from ckpt_keras._fit import Fit, Past
 from ckpt_keras._inside_fit import go_around
 from ckpt_keras._progress import Progress
@@ -166,7 +167,7 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Restores the newest step."""
         if self._session is not None:
-            self._session.abandon()  # an exception may have ended the last fit
+            self._session.close(interrupted=True)  # an exception may have ended the last fit
         fit = self._fit = Fit(self, self._arguments, self._data, self._past)
         self._session = fit.session
         go_around(fit.inside, self._first, self, _ending(self, fit.session))
@@ -219,6 +220,7 @@ def _ending(callback: Any, session: Session) -> Callable[[], None]:
         if not session.closed:
             # at interpreter exit no thread starts, and the core waits for saves
             with contextlib.suppress(RuntimeError):
-                threading.Thread(target=session.abandon, name="ckpt-keras-end").start()
+                close = partial(session.close, interrupted=True)
+                threading.Thread(target=close, name="ckpt-keras-end").start()
 
     return end

@@ -19,8 +19,7 @@ from ckpt_core import (
     RestoredStep,
 )
 from ckpt_core.arguments import answering
-from ckpt_keras._adapter import ADAPTER, named
-from ckpt_keras._backend import require_jax
+from ckpt_keras._adapter import ADAPTER, named, require_jax
 from ckpt_keras._items import (
     ConfigItem,
     SavedModel,

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import keras
 
 from ckpt_keras import _inside_fit, _progress
-from ckpt_keras._adapter import is_lost, value_of
+from ckpt_keras._adapter import is_lost, on_jax, value_of
 from ckpt_keras._arguments import Arguments
-from ckpt_keras._backend import on_jax
 from ckpt_keras._data import FitData
 from ckpt_keras._progress import Progress, entered_at
 from ckpt_keras._session import Session, place_of

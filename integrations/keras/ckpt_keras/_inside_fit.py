@@ -120,7 +120,6 @@ def _nothing_to_train(inside: InsideFit, model: Any, count: int) -> Iterator[Any
     logs = dict(model.get_metrics_result())
     train, callbacks = model.train_function, inside.callbacks
     names = ("on_train_batch_begin", "on_train_batch_end")
-    kept = {name: vars(callbacks)[name] for name in names if name in vars(callbacks)}
     model.train_function = lambda state, batches: (logs, state)
     for name in names:
         setattr(callbacks, name, lambda *args, **kwargs: None)
@@ -130,4 +129,3 @@ def _nothing_to_train(inside: InsideFit, model: Any, count: int) -> Iterator[Any
         model.train_function = train
         for name in names:
             delattr(callbacks, name)
-        vars(callbacks).update(kept)

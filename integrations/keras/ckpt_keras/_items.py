@@ -33,9 +33,6 @@ Result = TypeVar("Result")
 MODEL, CONFIG = "pytree", "model_config"
 """Items of the model's variables and configuration, called as ``keras.callbacks.OrbaxCheckpoint`` and Keras' loaders do."""
 
-OLD_MODEL = "model"
-"""Name of the former in older checkpoints of this package."""
-
 WEIGHTS = (TRAINABLE, NON_TRAINABLE)
 
 
@@ -66,13 +63,13 @@ class SavedModel:
 
 def saved_model(info: CheckpointInfo) -> SavedModel:
     """Where in a step the model is; raises CheckpointNotFound if it holds none."""
-    for name in (MODEL, OLD_MODEL):
+    for name in (MODEL, "model"):  # as in older steps, and after ckpt_core.save(path, model=model)
         if name in info.items:
             groups = {leaf.path.partition("/")[0] for leaf in info.items[name].leaves}
             return SavedModel(info, name, frozenset(groups))
     known = ", ".join(info.items) or "none"
     raise CheckpointNotFound(
-        f"{info.path} holds no Keras model: items are {known}, and none is called {MODEL!r} or {OLD_MODEL!r}"
+        f"{info.path} holds no Keras model: items are {known}, and none is called {MODEL!r} or 'model'"
     )
 
 

@@ -11,7 +11,6 @@ All other names stay as saved, so that the resulting error names both sides: gue
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 from collections import Counter
@@ -60,7 +59,7 @@ def align_model(
     they count the running epoch, and Keras resets them at the next. ``counted`` are the class names that Keras numbers.
     """
     old, new = _by_collection(saved), _by_collection(wanted)
-    weights = _align_weights(_weights(saved), _weights(wanted), counted)
+    weights = _align_weights(saved, wanted, counted)
     names = dict(weights)
     for group in sorted(old.keys() & new.keys() - {TRAINABLE, NON_TRAINABLE, METRICS}):
         names |= _align_slots(old[group], new[group], weights, counted)
@@ -71,15 +70,17 @@ def align_model(
     return _changed(names), {entry.path for entry in (*metrics, *others)}
 
 
-def align_plain(
-    saved: Sequence[Named], wanted: Sequence[Named], *, counted: frozenset[str]
-) -> Names:
+def align_plain(saved: Sequence[Named], wanted: Sequence[Named], *, counted: Set[str]) -> Names:
     """Changed names in an optimizer, a metric or a seed generator that is saved without a model."""
     joined = counted - {"seed_generator"}  # it has no slot: seed_generator_state is its own
+    bases = "|".join(re.escape(base) for base in sorted(joined, key=len, reverse=True))
+    # In the last part names are joined with "_".
+    counter = re.compile(rf"(?:(?<=[_@.])|^)({bases})(?:_([1-9]\d*))?(?=[_@.]|$)")
 
     def pattern_of(path: str) -> Pattern:
         *front, last = path.split("/")
-        return (*pattern(front, counted), *pattern_of_text(last, joined))
+        numbers = ((found[1], int(found[2] or 0)) for found in counter.finditer(last))
+        return (*pattern(front, counted), (counter.sub(r"\1", last), None), *numbers)
 
     old, new = ({one.path: pattern_of(one.path) for one in side} for side in (saved, wanted))
     return _changed(pair(*comparable(old, new)))
@@ -87,10 +88,6 @@ def align_plain(
 
 def _changed(names: Names) -> Names:
     return {old: new for old, new in names.items() if old != new}
-
-
-def _weights(entries: Iterable[Named]) -> list[Named]:
-    return [entry for entry in entries if _is_weight(entry.path)]
 
 
 def _is_weight(path: str) -> bool:
@@ -111,6 +108,7 @@ def _by_collection(entries: Iterable[Named]) -> dict[str, list[Named]]:
 
 def _align_weights(saved: Sequence[Named], wanted: Sequence[Named], counted: Set[str]) -> Names:
     """Matches weights and random state; freezing moves a variable between collections."""
+    saved, wanted = ([one for one in side if _is_weight(one.path)] for side in (saved, wanted))
     before = {inside(entry.path): entry.path for entry in saved}
     now = {inside(entry.path): entry for entry in wanted}
     if len(before) < len(saved) or len(now) < len(wanted):
@@ -401,19 +399,6 @@ def pattern(parts: Sequence[str], counted: Set[str]) -> Pattern:
             name = parent + part[len(before) :]
         found.append((name, number))
     return tuple(found)
-
-
-def pattern_of_text(text: str, counted: frozenset[str]) -> Pattern:
-    """The same where names are joined with ``_``, so that the parts are ambiguous."""
-    counter = _counter_in_text(counted)
-    numbers = ((found[1], int(found[2] or 0)) for found in counter.finditer(text))
-    return (counter.sub(r"\1", text), None), *numbers
-
-
-@functools.cache
-def _counter_in_text(counted: frozenset[str]) -> re.Pattern[str]:
-    bases = "|".join(re.escape(base) for base in sorted(counted, key=len, reverse=True))
-    return re.compile(rf"(?:(?<=[_@.])|^)({bases})(?:_([1-9]\d*))?(?=[_@.]|$)")
 
 
 def comparable(

@@ -54,33 +54,23 @@ class Session:
             options=arguments.options,
         )
 
-    def close(self) -> None:
-        """Waits for a running save and closes the session; raises the error of a failed save, once. If Ctrl-C ends the wait,
-        the session is still open, and may be closed again.
+    def close(self, *, interrupted: bool = False) -> None:
+        """Waits for a running save and closes the session; raises the error of a failed save, once. After an exception
+        ended fit, ``interrupted`` logs it, and leaves it to the next call. If Ctrl-C ends the wait, the session is still open.
         """
-        with self._closing:
-            self._close_checkpointer()
-            failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-
-    def abandon(self) -> None:
-        """Closes the session of a fit that an exception ended; logs a failure of its last save, and keeps it for ``close``."""
         with self._closing:  # the thread that trains may be waiting for the save, too
-            if self.closed:
-                return
-            self._close_checkpointer()
-            if self._failure is not None:  # that step is lost; earlier ones remain
-                what = "the last save of an interrupted fit failed"
-                logger.warning("%s: %s: %s", self.checkpointer.directory, what, self._failure)
-
-    def _close_checkpointer(self) -> None:
-        if not self.closed:
-            try:
-                self.checkpointer.close()
-            except Exception as error:
-                self._failure = error
-            self.closed = True
+            if not self.closed:
+                try:
+                    self.checkpointer.close()
+                except Exception as error:
+                    self._failure = error
+                    if interrupted:  # that step is lost; earlier ones remain
+                        what = "the last save of an interrupted fit failed"
+                        logger.warning("%s: %s: %s", self.checkpointer.directory, what, error)
+                self.closed = True
+            if self._failure is not None and not interrupted:
+                failure, self._failure = self._failure, None
+                raise failure
 
     def save(
         self,

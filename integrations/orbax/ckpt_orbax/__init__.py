@@ -13,7 +13,6 @@ cut, and speed. ``docs/moving_from_orbax.md`` has the native way, ``docs/api/orb
 """
 
 from ckpt_orbax import args as args
-from ckpt_orbax import checkpoint_args as checkpoint_args
 from ckpt_orbax import checkpoint_manager as checkpoint_manager
 from ckpt_orbax import checkpoint_managers as checkpoint_managers
 from ckpt_orbax import checkpoint_utils as checkpoint_utils
@@ -30,6 +29,7 @@ from ckpt_orbax import type_handlers as type_handlers
 from ckpt_orbax import utils as utils
 from ckpt_orbax import v1 as v1
 from ckpt_orbax._leaves import PLACEHOLDER as PLACEHOLDER
+from ckpt_orbax._modules import checkpoint_args as checkpoint_args
 from ckpt_orbax._modules import pathways as pathways
 from ckpt_orbax._modules import test_utils as test_utils
 from ckpt_orbax._modules import transform_utils as transform_utils
@@ -63,6 +63,7 @@ __version__ = "0.12.8"
 _offer(
     __name__,
     {
+        "checkpoint_args": checkpoint_args,
         "experimental.emergency": experimental.emergency,
         "experimental.emergency.checkpoint_manager": experimental.emergency,
         "experimental.emergency.replicator_checkpoint_manager": experimental.emergency,

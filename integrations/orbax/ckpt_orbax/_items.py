@@ -59,13 +59,13 @@ class ItemHandlers(handlers.DefaultCheckpointHandlerRegistry):
     def of_args(self, name: str, args: Any) -> Any:
         """The handler of an item, given its arguments."""
         found = self.known(name)
-        if args is None and found is None:
+        if args is None:
+            if found is not None:
+                return found
             raise ValueError(
                 f"Provided `None` for `CheckpointArgs`, and the `CheckpointHandler` for item "
                 f'"{name}" was not configured. Give arguments, such as ocp.args.StandardRestore()'
             )
-        if args is None:
-            return found
         for item in (name, None):
             if self.has(item, args):
                 return self.get(item, args)

@@ -8,10 +8,12 @@ from ckpt_orbax import _lone_names as pathways
 from ckpt_orbax import _lone_names as test_utils
 from ckpt_orbax import checkpoint_managers as preservation_policies
 from ckpt_orbax import checkpoint_managers as save_decision_policies
+from ckpt_orbax import handlers as checkpoint_args
 from ckpt_orbax import tree as transform_utils
 
 __all__ = [
     "arrays",
+    "checkpoint_args",
     "emergency",
     "errors",
     "handlers",

@@ -57,17 +57,14 @@ def wanted(path: str, leaf: Any, saved: LeafInfo | None) -> Wanted:
         return Wanted("") if number is None else Wanted(number, str)
     if isinstance(leaf, type) or issubclass(kind, (int, float, np.generic)):
         return _scalar(path, kind, saved)
-    return Wanted(_on_devices(leaf, saved) if hasattr(leaf, "sharding") else _on_host(leaf, saved))
+    return Wanted(_array(leaf, saved))
 
 
 def _scalar(path: str, kind: type, saved: LeafInfo | None) -> Wanted:
     """A Python number, or one of numpy; also from an array of one element."""
-    if saved is None:
-        return Wanted(0, kind)  # which the load will name as missing
-    if saved.kind in ZEROS:
-        return Wanted(ZEROS[saved.kind], kind)
-    if saved.kind == "bigint":  # of more than 64 bits
-        return Wanted(2**64, kind)
+    numbers = {**ZEROS, "bigint": 2**64}  # the last for all of more than 64 bits
+    if saved is None or saved.kind in numbers:  # the load will name what is missing
+        return Wanted(numbers["int" if saved is None else saved.kind], kind)
     if not saved.dtype or int(np.prod(saved.shape)) != 1:
         raise ValueError(
             f"{path}: saved {saved.dtype or saved.kind}{list(saved.shape)}, wanted a scalar, {kind.__name__}"
@@ -77,26 +74,21 @@ def _scalar(path: str, kind: type, saved: LeafInfo | None) -> Wanted:
     )
 
 
-def _on_devices(leaf: Any, saved: LeafInfo | None) -> Any:
-    """A ``jax.ShapeDtypeStruct`` of the leaf; a description may leave shape and dtype open."""
-    shape, dtype = leaf.shape, leaf.dtype
-    sharding = getattr(leaf.sharding, "sharding", leaf.sharding)  # a Format has one inside
+def _array(leaf: Any, saved: LeafInfo | None) -> Any:
+    """A ``jax.ShapeDtypeStruct`` of the leaf, which may leave shape and dtype open; without a sharding a numpy array that
+    takes no memory: one without elements stands for any shape.
+    """
+    shape, dtype, on_host = leaf.shape, leaf.dtype, not hasattr(leaf, "sharding")
     if saved is not None:
-        shape = saved.shape if shape is None else shape
+        if on_host and not (dtype or saved.dtype):
+            # what numpy has no dtype for comes back as it was saved
+            return 2**64 if saved.kind == "bigint" else ""
+        shape = saved.shape if shape is None or (on_host and 0 in shape) else shape
         dtype = saved_dtype(saved) if dtype is None else dtype
+    if on_host:
+        return _empty(tuple(shape), dtype)
+    sharding = getattr(leaf.sharding, "sharding", leaf.sharding)  # a Format has one inside
     return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding)
-
-
-def _on_host(leaf: Any, saved: LeafInfo | None) -> Any:
-    """A numpy array of the leaf's shape, which takes no memory; one without elements stands for any shape."""
-    shape, dtype = leaf.shape, leaf.dtype
-    if saved is not None and not (dtype or saved.dtype):
-        # what numpy has no dtype for comes back as it was saved
-        return 2**64 if saved.kind == "bigint" else ""
-    if saved is not None:
-        shape = saved.shape if shape is None or 0 in shape else shape
-        dtype = saved.dtype if dtype is None else dtype
-    return _empty(tuple(shape), dtype)
 
 
 def _empty(shape: tuple[int, ...], dtype: Any) -> Any:

@@ -49,6 +49,8 @@ class Checkpointer:
         [1.0, 1.0]
     """
 
+    _blocks = True  # until the checkpoint is there
+
     def __init__(
         self,
         handler: Any,
@@ -62,6 +64,7 @@ class Checkpointer:
     ) -> None:
         refuse_processes(multiprocessing_options)
         self._handler = handler
+        self._pending: ckpt.PendingSave | None = None
         self._options = changed(engine or ckpt.Options(), None, file_options)
         self._items = None
         if isinstance(handler, handlers.CompositeCheckpointHandler):
@@ -93,12 +96,7 @@ class Checkpointer:
         Raises:
             ValueError: there is something at ``directory``, or nothing to save.
         """
-        self._begin(directory, args, kwargs, force, custom_metadata).result()
-
-    def _begin(
-        self, directory: Any, args: Any, kwargs: Any, force: bool, metadata: Any
-    ) -> ckpt.PendingSave:
-        """Starts a save; every form of ``save`` ends here."""
+        self._wait()
         wanted = args_of_call(self._handler, True, *args, **kwargs)
         path, options = as_text(directory), self._options
         named, alone = None, ()
@@ -108,14 +106,25 @@ class Checkpointer:
             alone = (item_to_save("item", wanted, self._handler),)
             if "://" not in path and isinstance(self._handler, _TREES):
                 options = dataclasses.replace(options, flat=True)  # Orbax looks for it at the path
+        more: dict[str, Any] = {"overwrite": force, "metadata": custom_metadata}
         try:
-            return ckpt.save_async(
-                path, *alone, items=named, overwrite=force, metadata=metadata, options=options
-            )
+            pending = ckpt.save_async(path, *alone, items=named, options=options, **more)
         except ckpt.CheckpointExists as error:
             raise DestinationExistsError(
                 f"Destination {directory} is taken: {error} (overwrite=True is force=True here)"
             ) from error
+        if self._blocks:
+            pending.result()
+        else:
+            self._pending = pending
+
+    def _wait(self) -> None:
+        if (pending := self._pending) is not None:
+            try:
+                pending.result()
+            finally:
+                if pending.done():  # Ctrl-C may have ended the wait
+                    self._pending = None
 
     def restore(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
         """The object at a path, verified; as it was saved, or as the arguments ask for it.
@@ -128,6 +137,7 @@ class Checkpointer:
             FileNotFoundError: there is no checkpoint.
             ValueError: target and checkpoint differ.
         """
+        self._wait()
         path = as_text(directory)
         if self._items is not None:
             wanted = args_of_call(self._handler, False, *args, **kwargs)
@@ -150,7 +160,8 @@ class Checkpointer:
         return described_step(info, trees[_only_item(info)])
 
     def close(self) -> None:
-        """Closes the handler."""
+        """Waits for a running save, and closes the handler."""
+        self._wait()
         if self._items is not None:
             self._items.close()
         self._handler.close()
@@ -164,8 +175,10 @@ class Checkpointer:
 
 class AsyncCheckpointer(Checkpointer):
     """As ``Checkpointer``, but a save blocks only until the arrays are copied; ``timeout_secs`` or ``async_options`` say how
-    long processes wait for each other.
+    long processes wait for each other. A save and a restore wait for the save before, and raise its error.
     """
+
+    _blocks = False
 
     def __init__(
         self,
@@ -178,7 +191,6 @@ class AsyncCheckpointer(Checkpointer):
         **options: Any,
     ) -> None:
         super().__init__(handler, **options)
-        self._pending: ckpt.PendingSave | None = None
         chosen = async_options or AsyncOptions(
             barrier_sync_fn=barrier_sync_fn, post_finalization_callback=post_finalization_callback
         )
@@ -193,38 +205,14 @@ class AsyncCheckpointer(Checkpointer):
         self.async_options = chosen
         self._options = changed(self._options, chosen)
 
-    def save(
-        self,
-        directory: Any,
-        *args: Any,
-        force: bool = False,
-        custom_metadata: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Begins a save, after the one before has ended, and raises its error; see ``Checkpointer.save``."""
-        self.wait_until_finished()
-        self._pending = self._begin(directory, args, kwargs, force, custom_metadata)
-
-    def restore(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
-        """See ``Checkpointer.restore``; waits for a running save."""
-        self.wait_until_finished()
-        return super().restore(directory, *args, **kwargs)
-
     def check_for_errors(self) -> None:
         """Raises the error of a save that has ended."""
         if self._pending is not None and self._pending.done():
-            self.wait_until_finished()
+            self._wait()
 
     def wait_until_finished(self) -> None:
         """Blocks until no save is running; raises the error of a failed one."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
-
-    def close(self) -> None:
-        """As ``wait_until_finished``, and closes the handler."""
-        self.wait_until_finished()
-        super().close()
+        self._wait()
 
 
 class PyTreeCheckpointer(Checkpointer):
@@ -284,7 +272,7 @@ class StandardCheckpointer(AsyncCheckpointer):
         force: bool = False,
         custom_metadata: dict[str, Any] | None = None,
     ) -> None:
-        """Begins a save of ``state``; see ``AsyncCheckpointer.save``."""
+        """Begins a save of ``state``; see ``Checkpointer.save``."""
         args = state if isinstance(state, StandardSave) else StandardSave(state, save_args)
         super().save(directory, args=args, force=force, custom_metadata=custom_metadata)
 

@@ -49,9 +49,9 @@ class AsyncManager:
 
     def wait_previous_save(self) -> None:
         """Blocks until no save is running; raises the error of a failed one."""
-        running, self.running = self.running, None
-        if running is not None:
-            running.close()
+        if self.running is not None:
+            self.running.close()
+        self.running = None
 
 
 @answering
@@ -196,7 +196,7 @@ def _of_file(path: str, target: Any) -> Any:
     with tempfile.TemporaryDirectory(prefix="ckpt-flax-") as place:
         imported = os.path.join(place, "imported")
         ckpt.convert.import_weights(path, imported, like=target)
-        return ckpt.load(imported) if target is None else ckpt.load(imported, target)
+        return ckpt.load(imported, target)
 
 
 def latest_checkpoint(ckpt_dir: Any, prefix: str = "checkpoint_") -> str | None:

@@ -25,7 +25,6 @@ from ckpt_orbax._plain import is_empty
 from ckpt_orbax.metadata import tree_of
 from ckpt_orbax.v1._context import Context, stored
 
-_NATIVE = (ckpt.Files, ckpt.Json, ckpt.SavedFiles)
 _STATEFUL = (
     "orbax.checkpoint.experimental.v1._src.handlers.stateful_checkpointable_handler."
     "StatefulCheckpointableHandler"
@@ -35,16 +34,13 @@ _STATEFUL = (
 
 def items_of(checkpointables: dict[str, Any], context: Context) -> dict[str, Any]:
     """What ckpt saves for each checkpointable."""
-    registry = context.checkpointables.registry
-    return {
-        name: value
-        if isinstance(value, _NATIVE)
-        else _item(name, value, handler_for_save(registry, name, value), context)
-        for name, value in checkpointables.items()
-    }
+    return {name: _item(name, value, context) for name, value in checkpointables.items()}
 
 
-def _item(name: str, value: Any, handler: Any, context: Context) -> Any:
+def _item(name: str, value: Any, context: Context) -> Any:
+    if isinstance(value, (ckpt.Files, ckpt.Json, ckpt.SavedFiles)):
+        return value
+    handler = handler_for_save(context.checkpointables.registry, name, value)
     if has_adapter(value) and isinstance(value, StatefulCheckpointable):
         return value  # a data pipeline: the engine knows what it has to keep
     if isinstance(handler, PyTreeHandler):

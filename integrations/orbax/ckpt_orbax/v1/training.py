@@ -178,12 +178,10 @@ class Checkpointer:
 
         Args:
             step: its number; without ``force`` larger than those before.
-            state: pytree of arrays, numbers and text.
-            checkpointable_name: name of the pytree in the checkpoint.
+            state, checkpointable_name, custom_metadata: see ``ocp.save``.
             force: save whatever the policy says.
             overwrite: replace a step of this number.
             metrics: JSON of this step, for the policies and ``checkpoints``.
-            custom_metadata: a JSON value of your own.
 
         Raises:
             StepAlreadyExistsError: there is a step of this number.
