@@ -12,7 +12,7 @@ from ckpt_core._directory import crc32_of, read_run_metadata
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, load_checksums
 from ckpt_core._format.orbax_write import COMMIT_FILE, STEP_METADATA
-from ckpt_core._format.record import FORMAT_VERSION, RECORD_FILE, FileRecord, parse_json
+from ckpt_core._format.record import RECORD_FILE, FileRecord, parse_json
 from ckpt_core._layout.chunks import chunk_of_key
 from ckpt_core._layout.pieces import gaps
 from ckpt_core._layout.regions import whole
@@ -80,7 +80,7 @@ def describe_opened(opened: Checkpoint) -> CheckpointInfo:
         info,
         versions=record.versions,
         topology=record.topology,
-        format_version=FORMAT_VERSION,
+        format_version=record.format_version,
         created_unix_secs=record.created_unix_secs,
         durations=record.durations,
         files={name: entry.size_bytes for name, entry in record.files.items()},

@@ -8,7 +8,6 @@ in depth-first order, so a deep tree does not nest the JSON.
 from __future__ import annotations
 
 import base64
-import contextlib
 import functools
 import json
 import math
@@ -26,14 +25,12 @@ from ckpt_core._format.part import Part
 from ckpt_core._format.treedef import TreeBounds, dump_tree, load_nodes, refuse_unreadable
 from ckpt_core._format.untrusted import (
     LFS_POINTER,
-    LIGHT_BYTES,
     MOST_BYTES,
     SHORT_BYTES,
     file_name,
     file_size,
     item_name,
     most_bytes,
-    parse_record,
     refuse_heavy,
     refuse_too_long,
     token_name,
@@ -44,7 +41,8 @@ from ckpt_core._tree import LEAF, Node, Path
 from ckpt_core._tree.leaves import CHANGEABLE_KINDS, KINDS, LeafSpec, dtype_from_name, leaf_spec
 
 RECORD_FILE = "ckpt.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""In version 1 the leaves of an item were no positions in ``leaf_types``, but such descriptions themselves."""
 MARKER = "ckpt"
 """Key in Orbax's custom_metadata; if present, a directory without ckpt.json is damaged."""
 
@@ -85,15 +83,9 @@ class ItemRecord:
     paths: tuple[Path, ...] = ()  # one per leaf, in the order of the structure; leaves too
     leaves: tuple[LeafRecord, ...] = ()
     shardings: tuple[dict[str, Any], ...] = ()  # the distinct ones, as JSON in Orbax's form
-    codec: str | None = None  # name of the compression of all leaves without their own
     process_count: int = 1  # that wrote the item
     notes: tuple[str, ...] = ()  # of ``files``: files that are for Orbax, not the user's
     shared: tuple[tuple[int, ...], ...] = ()  # positions of leaves that were one object
-
-    @property
-    def compressed(self) -> bool:
-        """Whether any leaf is stored compressed."""
-        return self.codec is not None or any(leaf.codec for leaf in self.leaves)
 
     @functools.cached_property
     def json(self) -> bytes:
@@ -112,6 +104,7 @@ class Record:
     files: dict[str, FileRecord]  # every other file of the checkpoint, by relative path
     token: str  # identifies the save that wrote the checkpoint
     single: bool = False  # a bare tree was saved: ``load`` returns it, not a dict of items
+    format_version: int = FORMAT_VERSION  # from which it was read
     metadata: Any = None  # the user's JSON
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     versions: dict[str, str] = field(default_factory=dict[str, str])  # of the libraries
@@ -217,9 +210,11 @@ def _refuse_unreadable(record: Record, data: bytes, sizes_bytes: dict[str, int])
     """Raises CheckpointError if the record, of which ``data`` is the text, would not be read back."""
     try:
         refuse_heavy(data, RECORD_FILE)
+        bounds = TreeBounds()
         for name, item in record.items.items():
+            bounds.take(leaves=len(item.leaves))
             if sizes_bytes.get(f"{folder_of(name)}/_METADATA", 0) > _LONG_PATHS_BYTES:
-                refuse_unreadable(item.paths)
+                refuse_unreadable(item.paths, bounds)
     except ValueError as error:  # CheckpointCorrupt is one
         raise CheckpointError(
             f"ckpt would not read this back: {error}. Save the leaves in several checkpoints"
@@ -228,23 +223,14 @@ def _refuse_unreadable(record: Record, data: bytes, sizes_bytes: dict[str, int])
 
 def _dump_item(item: ItemRecord) -> dict[str, Any]:
     nodes, statics = dump_tree(item.tree)
+    types: dict[LeafRecord, int] = {}
+    positions = [types.setdefault(leaf, len(types)) for leaf in item.leaves]
     return {
         "form": item.form,
         "process_count": item.process_count,
-        "codec": item.codec,
         "nodes": nodes,
-        "leaves": [
-            [
-                leaf.spec.kind,
-                leaf.spec.dtype,
-                leaf.spec.shape,
-                leaf.chunk,
-                leaf.spec.detail,
-                leaf.sharding,
-                *(() if leaf.codec is None else (leaf.codec,)),  # since 0.2
-            ]
-            for leaf in item.leaves
-        ],
+        "leaf_types": [leaf.dump() for leaf in types],
+        "leaves": positions,
         "shardings": item.shardings,
         **({"notes": item.notes} if item.notes else {}),  # since 0.2
         **statics,  # since 0.2
@@ -262,27 +248,21 @@ def load_record(data: bytes) -> Record:
     body = data[head:-2]
     if len(data) < head + 4 or data[-2:] != b"}\n" or data[:head] != _PREFIX % crc32c.crc32c(body):
         raise _bad("its own checksum does not match: it is damaged or incomplete")
-    if len(body) > LIGHT_BYTES:
-        refuse_heavy(body, RECORD_FILE)
-    value: Any = None
-    with contextlib.suppress(*_MALFORMED, RecursionError):  # not in the form that ckpt writes
-        value = parse_record(body.decode(), load_leaf)
     try:
-        value = value or parse_json(body, RECORD_FILE)
+        value = parse_json(body, RECORD_FILE)
         version = value["format_version"]
+        unknown = f"format version {version!r} is not known to this version of ckpt (which reads 1 to {FORMAT_VERSION})"
         if type(version) is int and version > FORMAT_VERSION:
-            raise NewerFormat(
-                f"{RECORD_FILE}: format version {version} is not known to this version of ckpt "
-                f"(which reads {FORMAT_VERSION}): upgrade ckpt to load it"
-            )
-        if version != FORMAT_VERSION:
-            raise _bad(
-                f"format version {version!r} is not known to this version of ckpt (which reads {FORMAT_VERSION})"
-            )
+            raise NewerFormat(f"{RECORD_FILE}: {unknown}: upgrade ckpt to load it")
+        if type(version) is not int or version < 1:
+            raise _bad(unknown)
         if not value["items"]:
             raise ValueError("it names no item")
         bounds = TreeBounds()
-        items = {item_name(name): _load_item(item, bounds) for name, item in value["items"].items()}
+        items = {
+            item_name(name): _load_item(item, version, bounds)
+            for name, item in value["items"].items()
+        }
         parent = value.get("parent")  # since 0.2
         return Record(
             items=items,
@@ -292,6 +272,7 @@ def load_record(data: bytes) -> Record:
             },
             token=token_name(value["token"]),
             single=bool(value["single"]),
+            format_version=version,
             metadata=value["metadata"],
             metrics=dict(value["metrics"]),
             versions=dict(value["versions"]),
@@ -318,23 +299,21 @@ def _bad(what: str) -> CheckpointCorrupt:
     return CheckpointCorrupt(f"{RECORD_FILE}: {what}", file=RECORD_FILE)
 
 
-def _load_item(value: dict[str, Any], bounds: TreeBounds) -> ItemRecord:
+def _load_item(value: dict[str, Any], version: int, bounds: TreeBounds) -> ItemRecord:
     paths: list[Path] = []
-    leaves = value["leaves"]
+    positions = value["leaves"]
+    bounds.take(leaves=len(positions))
     told = value.get("statics", ()), value.get("constants", ())  # since 0.2
-    root = load_nodes(value["nodes"], paths, *told, len(leaves), bounds)
-    if not isinstance(leaves, tuple):  # else ``parse_record`` has made LeafRecords
-        leaves = tuple(map(load_leaf, leaves))
-    if len(leaves) != len(paths):
-        raise ValueError(f"{len(paths)} leaves in the structure, {len(leaves)} described")
+    root = load_nodes(value["nodes"], paths, *told, len(positions), bounds)
+    if len(positions) != len(paths):
+        raise ValueError(f"{len(paths)} leaves in the structure, {len(positions)} described")
     shardings = tuple(value["shardings"])
-    positions = {leaf.sharding for leaf in leaves} - {None}
-    if not positions <= set(range(len(shardings))):
-        raise ValueError("a leaf refers to a sharding that is not there")
+    described = positions if version == 1 else value["leaf_types"]
+    codec = value.get("codec")  # in version 1 that of all leaves without their own
+    types = tuple(_load_leaf(leaf, len(shardings), codec) for leaf in described)
+    leaves = types if version == 1 else _at(positions, types)
     if value["form"] not in ("tree", "process", "files", "json"):
         raise ValueError(f"unknown form of an item {value['form']!r}")
-    if value["codec"] is not None:
-        codec_parts(value["codec"])
     count = value["process_count"]
     if type(count) is not int or not 1 <= count <= _MAX_PROCESSES:
         raise ValueError(f"impossible number of processes {count!r}")
@@ -344,7 +323,6 @@ def _load_item(value: dict[str, Any], bounds: TreeBounds) -> ItemRecord:
         paths=tuple(paths),
         leaves=leaves,
         shardings=shardings,
-        codec=value["codec"],
         process_count=count,
         notes=tuple(map(file_name, value.get("notes", ()))),
         shared=checked_shared(value["shared"], leaves) if "shared" in value else (),
@@ -353,7 +331,6 @@ def _load_item(value: dict[str, Any], bounds: TreeBounds) -> ItemRecord:
 
 _MAX_DIMENSIONS = 64
 _NUMBERS = frozenset({int})
-_MOST_SHARDINGS = 2**24
 
 
 class LeafRecord(NamedTuple):
@@ -362,12 +339,31 @@ class LeafRecord(NamedTuple):
     spec: LeafSpec
     chunk: tuple[int, ...] = ()  # empty for text and scalars
     sharding: int | None = None  # index into ``ItemRecord.shardings``
-    codec: str | None = None  # if it differs from the item's
+    codec: str | None = None  # name of its compression
+
+    def dump(self) -> list[Any]:
+        """The leaf as JSON values."""
+        spec = self.spec
+        return [
+            *(spec.kind, spec.dtype, spec.shape, self.chunk, spec.detail),
+            *(self.sharding, self.codec),
+        ]
 
 
-def load_leaf(value: list[Any]) -> LeafRecord:
-    """The leaf in its entry of the record; raises ValueError if ckpt did not write the entry."""
-    kind, dtype, shape, chunk, detail, sharding, *rest = value
+def _at(positions: Any, types: Sequence[LeafRecord]) -> tuple[LeafRecord, ...]:
+    """The type at each position; raises ValueError if one is not there."""
+    if not _NUMBERS.issuperset(map(type, positions)) or (
+        positions and not 0 <= min(positions) <= max(positions) < len(types)
+    ):
+        raise ValueError("a leaf of a type that is not there")
+    return tuple(map(types.__getitem__, positions))
+
+
+def _load_leaf(value: list[Any], shardings: int, common: Any) -> LeafRecord:
+    """What ``LeafRecord.dump`` gave, of an item with so many shardings; ``common`` is the codec where the value has none. Raises
+    ValueError or TypeError for anything else.
+    """
+    kind, dtype, shape, chunk, detail, sharding, codec = (*value, common)[:7]
     shape, chunk = tuple(shape), tuple(chunk)
     for name, sizes in (("shape", shape), ("chunk shape", chunk)):
         # Before anything hashes them: tuples of any numbers can be made that all have one hash.
@@ -378,37 +374,22 @@ def load_leaf(value: list[Any]) -> LeafRecord:
             or math.prod(filter(None, sizes)) >= MOST_BYTES
         ):
             raise ValueError(f"impossible {name} {sizes!r}")
-    if sharding is not None and (type(sharding) is not int or not 0 <= sharding < _MOST_SHARDINGS):
+    if sharding is not None and (type(sharding) is not int or not 0 <= sharding < shardings):
         raise ValueError("a leaf refers to a sharding that is not there")
-    if type(dtype) is not str:
-        raise ValueError(f"dtype {dtype!r} is not one that a checkpoint holds")
     if type(kind) is not str or type(detail) is not str:
         raise ValueError(f"impossible kind of a leaf {str([kind, detail])[:80]}")
-    return _checked_leaf(kind, dtype, shape, chunk, detail, sharding, *rest)
-
-
-@functools.lru_cache(4096)
-def _checked_leaf(
-    kind: str,
-    dtype: str,
-    shape: tuple[int, ...],
-    chunk: tuple[int, ...],
-    detail: str,
-    sharding: int | None,
-    codec: str | None = None,
-) -> LeafRecord:
-    """A validated leaf; cached, so equal leaves share one object."""
     if kind not in KINDS:
         raise ValueError(f"unknown kind of leaf {kind!r}")
-    spec = leaf_spec(kind, dtype, shape, detail)
+    if type(dtype) is not str:
+        raise ValueError(f"dtype {dtype!r} is not one that a checkpoint holds")
     if dtype and kind != "key":
         dtype_from_name(dtype)
+    spec = leaf_spec(kind, dtype, shape, detail)
     if spec.stored_bytes >= MOST_BYTES:
         raise ValueError(f"impossible shape {shape!r}")
     stored = spec.stored_shape if spec.stored_dtype else ()
     if len(chunk) != len(stored) or any(
-        type(step) is not int or not 1 <= step <= max(1, size)
-        for step, size in zip(chunk, stored, strict=True)
+        not 1 <= step <= max(1, size) for step, size in zip(chunk, stored, strict=True)
     ):
         raise ValueError(f"impossible chunk shape {chunk!r} for shape {shape!r}")
     if codec is not None:

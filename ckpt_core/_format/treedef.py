@@ -29,6 +29,7 @@ _KEY_TYPES = frozenset({str, int})
 _TEXT_ONLY = frozenset({str})
 _INTS = frozenset({int, bool})
 _MOST_CONTAINERS = 2**20
+_MOST_LEAVES = 1_500_000
 _MOST_PATH_KEYS = 2**25
 """Limit of the keys in the paths of all leaves together: a million leaves 32 levels deep."""
 _MOST_PATH_LETTERS = 2**27
@@ -77,15 +78,21 @@ class TreeBounds:
     keys above it.
     """
 
+    leaves = _MOST_LEAVES
     containers = _MOST_CONTAINERS
     keys = _MOST_PATH_KEYS  # in the paths of all leaves
     letters = _MOST_PATH_LETTERS  # in these keys
 
-    def take(self, containers: int = 0, keys: int = 0, letters: int = 0) -> None:
+    def take(
+        self, *, leaves: int = 0, containers: int = 0, keys: int = 0, letters: int = 0
+    ) -> None:
         """Raises ValueError if less than so many are left."""
+        self.leaves -= leaves
         self.containers -= containers
         self.keys -= keys
         self.letters -= letters
+        if self.leaves < 0:
+            raise ValueError(f"more than {_MOST_LEAVES} leaves")
         if self.containers < 0:
             raise ValueError(f"more than {_MOST_CONTAINERS} containers")
         if self.keys < 0 or self.letters < 0:
@@ -94,9 +101,8 @@ class TreeBounds:
             )
 
 
-def refuse_unreadable(paths: Sequence[Path]) -> None:
+def refuse_unreadable(paths: Sequence[Path], bounds: TreeBounds) -> None:
     """Raises ValueError if ``load_nodes`` would refuse the paths of a tree: a save must not write them."""
-    bounds = TreeBounds()
     for path in paths:
         bounds.take(keys=len(path), letters=sum(map(letters_of, path)))
     if any(type(key) is not str for path in paths for key in path):

@@ -3,13 +3,12 @@
 A larger file is damaged and is not read: a file that was extended, even sparsely to terabytes, must
 be rejected without cost. If the record lists a file, the size there is checked; these limits are
 for files read without a record, and for malicious records. Measured with 100,000 leaves and names
-of 20 to 45 letters, a leaf takes 76 to 111 bytes in ``ckpt.json``, 55 to 75 in a checksum file (and
+of 20 to 45 letters, a leaf takes 27 to 52 bytes in ``ckpt.json``, 55 to 75 in a checksum file (and
 11 for each further 4 MiB), 194 to 300 in ``_METADATA`` and 4 to 8 in the index; a manifest has 119
-bytes, or 182 after several commits. The limits therefore allow about three million leaves. A save
-that would exceed them raises (``dump_record``).
+bytes, or 182 after several commits. The limits therefore allow more leaves than a record may have
+(``treedef``). A save that would exceed them raises (``dump_record``).
 
-How deep and how many the values of a JSON file are is known before they are made. ``parse_record`` is the fast
-parser of ckpt.json in the form that ckpt writes: each distinct leaf is parsed once.
+How deep and how many the values of a JSON file are is known before they are made.
 """
 
 from __future__ import annotations
@@ -156,33 +155,6 @@ def refuse_deep(
             f"{file}: not valid JSON: {error}: it is nested more than {most} levels deep",
             file=file,
         ) from error
-
-
-_ITEMS, _LEAVES, _AFTER_LEAVES = ',"items":{', '"leaves":[["', ']],"shardings":'
-
-
-def parse_record(text: str, make_leaf: Callable[[Any], Any]) -> Any:
-    """The value of a record; every item's ``leaves`` is a tuple of results of ``make_leaf``, which is called once for leaves of
-    equal text. Raises ValueError if the text is not in the form that ckpt writes, and any error of ``make_leaf``.
-    """
-    done = text.index(_ITEMS)
-    if _ITEMS in text[done + 1 :]:
-        raise ValueError("the user's metadata looks like items")
-    parts, made = [text[:done]], list[tuple[Any, ...]]()
-    while (start := text.find(_LEAVES, done)) >= 0:
-        stop = text.index(_AFTER_LEAVES, start)
-        leaves = text[start + len(_LEAVES) : stop].split('],["')
-        once = dict.fromkeys(leaves)
-        values = json.loads('[["' + '],["'.join(once) + "]]")
-        by_text = dict(zip(once, map(make_leaf, values), strict=True))
-        parts += text[done:start], f'"leaves":{len(made)}'
-        made.append(tuple(map(by_text.__getitem__, leaves)))
-        done = stop + 2
-    value = json.loads("".join(parts) + text[done:])
-    for item in value["items"].values():
-        if type(item["leaves"]) is int:
-            item["leaves"] = made[item["leaves"]]
-    return value
 
 
 _AT_ONCE_BYTES = 1 * MIB

@@ -244,9 +244,9 @@ def plan_tree(
         orbax_write.check_names(signature.paths, stored_paths(signature.root, signature.paths))
     )
     if isinstance(compression, tuple):
-        common, codecs = None, codecs_of(compression[0], signature.paths, dict(compression[1]))
+        codecs = codecs_of(compression[0], signature.paths, dict(compression[1]))
     else:
-        common, codecs = compression, [compression] * len(names)
+        codecs = [compression] * len(names)
     planner = LeafPlanner(process, chunk_bytes, own)
     planned = [
         planner.leaf(spec, stored, codec)
@@ -268,10 +268,9 @@ def plan_tree(
             position, described = distinct[sharding[0]]
         described_shardings.append(described)
         bound = sharding is not None and sharding[1]
-        own_codec = None if leaf.codec == common else leaf.codec
         record = alike.get((id(leaf), id(sharding)))
         if record is None:
-            record = LeafRecord(leaf.spec, leaf.chunk, position if bound else None, own_codec)
+            record = LeafRecord(leaf.spec, leaf.chunk, position if bound else None, leaf.codec)
             alike[id(leaf), id(sharding)] = record
         records.append(record)
     record = ItemRecord(
@@ -280,7 +279,6 @@ def plan_tree(
         signature.paths,
         tuple(records),
         tuple(saved),
-        common,
         1 if own else process_count,
         shared=signature.shared,
     )

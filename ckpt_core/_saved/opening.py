@@ -160,7 +160,7 @@ def _native_item(name: str, item: ItemRecord, record: Record) -> NativeItem:
         names=() if stored is item.paths else list(map(array_name, stored)),
         directory=orbax_write.folder_of(name),
         chunks=[leaf.chunk for leaf in item.leaves],
-        codecs=[leaf.codec or item.codec for leaf in item.leaves],
+        codecs=[leaf.codec for leaf in item.leaves],
         process_count=item.process_count,
         run_processes=record.topology.get("process_count", item.process_count),
         notes=item.notes,

@@ -66,7 +66,7 @@ def test_hostile_step(plain_pool, good, tmp_path):
     directory = tmp_path / "steps"
     shutil.copytree(f"{good}-steps", directory)
     record = read_record(directory / "0")
-    record["items"]["state"]["leaves"][0][2:4] = [[2**40, 2**19], [2**40, 2**19]]
+    record["items"]["state"]["leaf_types"][0][2:4] = [[2**40, 2**19], [2**40, 2**19]]
     write_record(directory / "0", record)
     outcome = plain_pool.run(
         "hostile:open_steps", [str(directory)], limits={"RLIMIT_AS": ADDRESS_SPACE_BYTES}

@@ -69,7 +69,12 @@ def _packed(record: Any) -> None:
     record["small_files"] = base64.b64encode(head + blocks + zeros + end).decode()
 
 
-LEAF = ["int", "int64", [], [], "", None]
+NUMBER = ["int", "int64", [], [], "", None, None]
+TEXT = ["str", "", [], [], "", None, None]
+
+
+def _leaves(item: Any, kind: list[Any], count: int) -> None:
+    item |= {"leaf_types": [kind], "leaves": [0] * count}
 
 
 def _deep_and_wide(leaves: int) -> Callable[[Any], bytes]:
@@ -79,7 +84,7 @@ def _deep_and_wide(leaves: int) -> Callable[[Any], bytes]:
         item = record["items"]["state"]
         count = 4_000_000
         item["nodes"] = [*[["list", "", 1]] * 289, ["list", "", count], "@"]
-        item["leaves"] = [LEAF] * leaves
+        _leaves(item, NUMBER, leaves)
         text = json.dumps(record, separators=(",", ":")).encode()
         return text.replace(b'"@"', b"0," * (count - 1) + b"0")
 
@@ -89,7 +94,7 @@ def _deep_and_wide(leaves: int) -> Callable[[Any], bytes]:
 def _long_key(record: Any) -> None:
     item = record["items"]["state"]
     item["nodes"] = [["dict", "", ["k" * (4 * 2**20)]], ["list", "", 2000], *[0] * 2000]
-    item["leaves"] = [LEAF] * 2000
+    _leaves(item, NUMBER, 2000)
 
 
 def _of_texts(nodes: list[Any], names: list[str]) -> Callable[[Path], None]:
@@ -97,7 +102,7 @@ def _of_texts(nodes: list[Any], names: list[str]) -> Callable[[Path], None]:
 
     def change(record: Any) -> None:
         record["items"]["state"]["nodes"] = nodes
-        record["items"]["state"]["leaves"] = [["str", "", [], [], "", None]] * len(names)
+        _leaves(record["items"]["state"], TEXT, len(names))
 
     def make(path: Path) -> None:
         _record(change)(path)
@@ -126,7 +131,8 @@ def _shardings_of_one_hash(record: Any) -> None:
     count = 60_000
     item = record["items"]["state"]
     item["nodes"] = [["list", "", count], *[0] * count]
-    item["leaves"] = [["int", "int64", [], [], "", ONE_HASH * n] for n in range(count)]
+    item["leaf_types"] = [[*NUMBER[:5], ONE_HASH * n, None] for n in range(count)]
+    item["leaves"] = [*range(count)]
 
 
 def _objects(opening: bytes) -> Callable[[Any], bytes]:
@@ -194,6 +200,12 @@ COSTS = [
         _record(_deep_and_wide(1)),
         ("inspect", "load"),
         "leaves in the structure, 1 described",
+    ),
+    Cost(
+        "wide",
+        _record(_deep_and_wide(4_000_000)),
+        ("inspect", "load"),
+        "more than 1500000 leaves",
     ),
     Cost(
         "long-key",

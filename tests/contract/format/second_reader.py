@@ -175,7 +175,7 @@ class Reader:
         body = data[30:-2]
         assert data == b'{"crc32c":"%08x","record":%b}\n' % (crc32c(body), body)
         self.record = from_json(body)
-        assert self.record["format_version"] == 1
+        assert self.record["format_version"] in (1, 2)
         self.small: dict[str, bytes] = {}
         if packed := self.record.get("small_files"):
             line, _, content = inflated(base64.b64decode(packed)).partition(b"\n")
@@ -221,6 +221,9 @@ class Item:
     def __init__(self, reader: Reader, name: str) -> None:
         self.reader, self.folder = reader, "metrics.tree" if name == "metrics" else name
         self.record = reader.record["items"][name]
+        self.leaves = self.record["leaves"]
+        if reader.record["format_version"] == 2:
+            self.leaves = [self.record["leaf_types"][at] for at in self.leaves]
 
     def load(self) -> Any:
         read, folder, count = self.reader.file, self.folder, self.record["process_count"]
@@ -235,7 +238,7 @@ class Item:
             case "process":
                 states = (f"{folder}/exact/process_{i}-of-{count}.json" for i in range(count))
                 return [exact(from_json(read(state))) for state in states]
-        leaves = iter(self.record["leaves"])
+        leaves = iter(self.leaves)
 
         def leaf(there: Path) -> Any:
             kind, dtype, shape, chunk, detail, *_ = next(leaves)
@@ -270,7 +273,7 @@ class Item:
     def _arrays(self) -> Iterator[tuple[str, list[int]]]:
         paths: list[Path] = []
         build(self.record["nodes"], paths.append)
-        for there, (kind, _, _, chunk, *_) in zip(paths, self.record["leaves"], strict=True):
+        for there, (kind, _, _, chunk, *_) in zip(paths, self.leaves, strict=True):
             if kind not in TEXTS:
                 yield ".".join(map(str, there)), chunk
 

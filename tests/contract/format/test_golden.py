@@ -1,4 +1,4 @@
-"""A checkpoint that an earlier version wrote: every later one must load it, bit for bit."""
+"""A checkpoint in each version of the format, which an earlier ckpt wrote: every later one must load it, bit for bit."""
 
 import shutil
 import sys
@@ -14,7 +14,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core.testing import assert_same
 
-GOLDEN = Path(__file__).parent / "golden" / "v1"
+GOLDEN = Path(__file__).parent / "golden"
 METADATA = {"run": "golden", "numbers": [1, 2.5, None]}
 
 
@@ -61,11 +61,16 @@ def tree() -> dict[str, Any]:
     }
 
 
+@pytest.fixture(name="lying", params=["v1", "v2"])
+def where_it_lies(request: pytest.FixtureRequest) -> Path:
+    return GOLDEN / request.param
+
+
 @pytest.fixture(params=["where it lies", "a read-only copy"])
-def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def golden(request: pytest.FixtureRequest, lying: Path, tmp_path: Path) -> Path:
     if request.param == "where it lies":
-        return GOLDEN
-    copied = Path(shutil.copytree(GOLDEN, tmp_path / "copied"))
+        return lying
+    copied = Path(shutil.copytree(lying, tmp_path / "copied"))
     for path in [*copied.rglob("*"), copied]:
         path.chmod(0o555 if path.is_dir() else 0o444)
     return copied
@@ -93,19 +98,23 @@ def test_verifies(golden):
     assert report.ok and report.problems == () and report.checked_bytes > 0
 
 
-def test_inspects(golden):
+def test_inspects(golden, lying):
     info = ckpt.inspect(golden)
-    assert info.format_version == 1 and info.metadata == METADATA and list(info.items) == ["state"]
+    assert (
+        f"v{info.format_version}" == lying.name
+        and info.metadata == METADATA
+        and list(info.items) == ["state"]
+    )
     leaves = {leaf.path: leaf for leaf in info.items["state"].leaves}
     assert leaves["params/int4"].dtype == "int4" and leaves["params/f32"].shape == (4, 6)
     assert "a~1b/~0" in leaves
 
 
-def test_every_file_is_here():
+def test_every_file_is_here(lying):
     """Git and packagers drop files that they take for rubbish, and what is empty."""
-    recorded = ckpt.inspect(GOLDEN).files
+    recorded = ckpt.inspect(lying).files
     for name, size in recorded.items():
-        assert (GOLDEN / name).stat().st_size == size, name
-    there = {str(path.relative_to(GOLDEN)) for path in GOLDEN.rglob("*") if path.is_file()}
+        assert (lying / name).stat().st_size == size, name
+    there = {str(path.relative_to(lying)) for path in lying.rglob("*") if path.is_file()}
     assert there == {*recorded, "ckpt.json"}
-    assert sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file()) < 50_000
+    assert sum(path.stat().st_size for path in lying.rglob("*") if path.is_file()) < 50_000

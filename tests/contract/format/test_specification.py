@@ -311,11 +311,11 @@ def test_the_page_names_every_kind_and_entry(tmp_path):
     layer = Layer(jnp.ones(3), 7, ("relu", 0.5, np.dtype("int8")))
     ckpt.save(tmp_path / "all", state=state(), layer=layer, files=ckpt.Files(GOLDEN / "files"))
     words = {*CARRIED, *TEXTS, "durations", "small_files", "notes", "statics", "part", "below"}
-    for path in (GOLDEN / "v1", GOLDEN / "v1_nnx", tmp_path / "all"):
+    for path in (GOLDEN / "v2", GOLDEN / "v1_nnx", tmp_path / "all"):
         record = Reader(path).record
         words |= {*record}
         for item in record["items"].values():
-            words |= {*item, item["form"]} | {leaf[0] for leaf in item.get("leaves", ())}
+            words |= {*item, item["form"]} | {leaf[0] for leaf in item.get("leaf_types", ())}
             words |= {node[0] for node in item.get("nodes", ()) if isinstance(node, list)}
     assert words > {"dict", "list", "tuple", "namedtuple", "dataclass", "ordered", "custom", "key"}
     page = (ROOT / "docs" / "format.md").read_text()

@@ -42,7 +42,8 @@ def _large_leaf(name: str, base: str, shape: list[int], chunk: list[int], **chan
 
     def make(path: Path) -> None:
         record = read_record(path)
-        record["items"]["state"]["leaves"][-1][2:4] = [shape, chunk]
+        item = record["items"]["state"]
+        item["leaf_types"][item["leaves"][-1]][2:4] = [shape, chunk]
         write_record(path, record)
         metadata = changes | {"shape": shape, "chunk_grid": grid(*chunk)}
         rewrite = lambda data: json.dumps(json.loads(data) | metadata).encode()  # noqa: E731

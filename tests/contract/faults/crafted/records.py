@@ -11,6 +11,8 @@ from tests.contract.faults.crafted.by_hand import nested
 from tests.contract.faults.crafted.case import Case
 from tests.contract.faults.crafted.signed import read_record, sign, write_record
 
+ONE_TEXT = {"leaf_types": [["str", "", [], [], "", None, None]], "leaves": [0]}
+
 
 def _record(name: str, change: Callable[[Any], Any], *, may_load: bool = False) -> Case:
     """A case that changes the record, or replaces it by what `change` returns."""
@@ -27,14 +29,30 @@ def _leaf(name: str, index: int, value: Any, *, may_load: bool = False) -> Case:
     """A case that sets one field of the first leaf: kind, dtype, shape, chunk, detail, sharding."""
 
     def change(record: Any) -> None:
-        record["items"]["state"]["leaves"][0][index] = value
+        record["items"]["state"]["leaf_types"][0][index] = value
 
     return _record(f"leaf-{name}", change, may_load=may_load)
 
 
+def _position(value: Any) -> Case:
+    """A case whose last leaf is of the type at another position."""
+
+    def change(record: Any) -> None:
+        record["items"]["state"]["leaves"][-1] = value
+
+    return _record(f"position-{value}", change)
+
+
+def _version_1(record: Any) -> None:
+    record["format_version"] = 1
+    item = record["items"]["state"]
+    item["leaves"] = [item["leaf_types"][at] for at in item["leaves"]]
+    item["leaves"][-1] = ["evil", *item["leaves"][-1][1:6]]
+
+
 def _shape(name: str, shape: list[Any], chunk: list[Any]) -> Case:
     def change(record: Any) -> None:
-        record["items"]["state"]["leaves"][0][2:4] = [shape, chunk]
+        record["items"]["state"]["leaf_types"][0][2:4] = [shape, chunk]
 
     return _record(f"shape-{name}", change)
 
@@ -84,7 +102,7 @@ def _not_a_number(record: Any) -> bytes:
 
 def _long_number(record: Any) -> bytes:
     return re.sub(
-        rb'"format_version": 1', b'"format_version": ' + b"9" * 100_000, json.dumps(record).encode()
+        rb'"format_version": 2', b'"format_version": ' + b"9" * 100_000, json.dumps(record).encode()
     )
 
 
@@ -95,7 +113,7 @@ def _code_as_type(type_name: str, kind: str) -> Case:
     def change(record: Any) -> None:
         item = record["items"]["state"]
         item["nodes"] = nodes
-        item["leaves"] = [["str", "", [], [], "", None]]
+        item |= ONE_TEXT
 
     def make(path: Path) -> None:
         record = read_record(path)
@@ -126,7 +144,7 @@ def _text(name: str, kind: str, detail: str, text: str) -> Case:
         record = read_record(path)
         item = record["items"]["state"]
         item["nodes"] = [["dict", "", ["a"]], 0]
-        item["leaves"] = [[kind, "", [], [], detail, None]]
+        item |= {"leaf_types": [[kind, "", [], [], detail, None, None]], "leaves": [0]}
         write_record(path, record)
         (path / "state/_strings.json").write_text(json.dumps({"a": text}))
         sign(path)
@@ -140,8 +158,7 @@ def _process(name: str, exact: bytes, count: int = 1) -> Case:
     def make(path: Path) -> None:
         record = read_record(path)
         item = record["items"]["state"]
-        item |= {"form": "process", "process_count": count, "nodes": [0]}
-        item["leaves"] = [["str", "", [], [], "", None]]
+        item |= {"form": "process", "process_count": count, "nodes": [0]} | ONE_TEXT
         write_record(path, record)
         (path / "state/exact").mkdir()
         (path / "state/exact/process_0-of-1.json").write_bytes(exact)
@@ -188,9 +205,16 @@ RECORD_CASES = [
     _leaf("sharding-negative", 5, -1, may_load=True),
     _leaf("sharding-text", 5, "x"),
     _item("form", "form", "evil"),
-    _item("codec", "codec", "evil"),
+    _leaf("codec", 6, "evil"),
     _item("process-count", "process_count", 10**15, may_load=True),
     _item("process-count-negative", "process_count", -1, may_load=True),
+    _item("no-types", "leaf_types", []),
+    _item("types-text", "leaf_types", "int"),
+    _record("leaves-few", lambda record: record["items"]["state"]["leaves"].remove(0)),
+    _item("leaves-number", "leaves", 3),
+    *(_position(value) for value in (2**70, -1, True, 0.0, "0", [0], None)),
+    _record("version-1-leaf", _version_1),
+    _record("version-1-positions", lambda record: record.update(format_version=1)),
     _item("no-nodes", "nodes", []),
     _item("deep-nodes", "nodes", [["dict", "", ["a"]]] * 200_000 + [0]),
     _item("endless-list", "nodes", [["list", "", 2**59], 0, 0, 0]),
