@@ -171,10 +171,7 @@ class Steps:
             record = self._record(name)
         except (CheckpointCorrupt, NewerFormat, PermissionError):
             return "?", None, 0.0
-        if record is None:
-            return "", None, 0.0
-        parent = Identity(*record.parent) if record.parent else None
-        return record.token, parent, record.created_unix_secs
+        return ("", None, 0.0) if record is None else save_of(record)
 
     def strays(self) -> dict[int, int]:
         """See ``history.strays``."""
@@ -184,13 +181,15 @@ class Steps:
         """The steps of a copy that are not of the history of what it was copied from."""
         return history.strays_of_copy(source.saves(), self.saves())
 
-    def not_continued(self, step: int, record: Record, listing: Listing) -> int | None:
+    def not_continued(
+        self, step: int, record: Record, listing: Listing, local: history.Saves
+    ) -> int | None:
         """The step for which a step is one of ``history.strays``. Looks at its nearest ancestors alone, and at what lies between
-        them: ``ckpt doctor`` looks at all.
+        them, here or among the ``local`` steps: ``ckpt doctor`` looks at all that are here.
         """
         leaves = sum(len(item.paths) for item in record.items.values())
-        parent = Identity(*record.parent) if record.parent else None
-        saves = {step: (record.token, parent, record.created_unix_secs)}
+        saves = {one: save for one, save in local.items() if one < step}
+        saves[step] = save_of(record)
         numbers, at = sorted(listing.names), step
         for _ in range(min(_ANCESTORS, 1 + _LEAVES // (1 + leaves)) if self._local else 1):
             if at not in saves or (parent := saves[at][1]) is None:
@@ -277,6 +276,12 @@ class Steps:
 def stray_text(parent: int, verb: str = "continues") -> str:
     """What is said of steps that do not continue a step which was saved later, beneath them."""
     return f"{verb} another save than step {parent} here, as in a copy of a run that went back, made without deletion"
+
+
+def save_of(record: Record) -> tuple[str, Identity | None, float]:
+    """Token and parent of the save that wrote a record, and when it was made."""
+    parent = Identity(*record.parent) if record.parent else None
+    return record.token, parent, record.created_unix_secs
 
 
 def facts_of(step: int, opened: Checkpoint) -> keep.StepFacts:

@@ -235,7 +235,8 @@ class Tiers:
         """On process 0, before a step is restored: what is wrong with its ancestors. Raises Stray if training went on beneath it
         from another save, unless the caller has named the step ``by_number``.
         """
-        if (other := self._persistent.not_continued(step, opened, listing)) is None:
+        local = {} if self._local is None else self._local.saves
+        if (other := self._persistent.not_continued(step, opened, listing, local)) is None:
             return ""
         text = f"{self.directory}: step {step} {stray_text(other)}"
         if by_number:
