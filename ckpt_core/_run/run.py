@@ -37,7 +37,7 @@ from ckpt_core._run.preemption import Preemption
 from ckpt_core._run.retention import Retention
 from ckpt_core._run.run_file import parse_run_file
 from ckpt_core._run.steps import Following, RunDirectory
-from ckpt_core._run.tiers import LocalTier, NotReplaced, StepToSave, Tiers, open_local
+from ckpt_core._run.tiers import LocalTier, StepToSave, Tiers, open_local
 from ckpt_core._run.unread import UnreadValues
 from ckpt_core._save import Links, RecordFields, Save, make_job, take_snapshot
 
@@ -259,18 +259,17 @@ class Run:
         tier = self.local
         persistent: Save | None = None
         saves: list[Save] = []
-        writes: list[tuple[SaveSlot, str, Callable[[], None], SaveSlot | None]] = []
+        writes: list[tuple[SaveSlot, str, Callable[[], None]]] = []
         if tier is not None:
             save, work = self._prepare_local(tier, contents, changes)
             saves.append(save)
-            writes.append((tier.in_flight, save.job.target, work, None))
+            writes.append((tier.in_flight, save.job.target, work))
         if persists:
             persistent = self._prepare_persistent(contents, request, changes)
             saves.append(persistent)
-            # what replaces a step goes first, and the local save waits for it
-            at = 0 if changes.persistent_first else len(writes)
-            path, after = persistent.job.target, tier and tier.in_flight
-            writes.insert(at, (self._persistent, path, persistent.run, after))
+            writes.append((self._persistent, persistent.job.target, persistent.run))
+        if changes.persistent_first:
+            writes.reverse()
         low = self._asynchronous and self._options.background_priority == "low"
         try:
             # where local directories take every save, the caller does not wait for the other disk
@@ -279,13 +278,14 @@ class Run:
             if persists and self._persist_decision is not None:
                 self._persist_decision.save_began(contents.step)
             if self._asynchronous or tier is not None:
-                for in_flight, path, work, after in writes:
-                    in_flight.start(contents.step, path, work, after, low=low)
+                before: SaveSlot | None = None
+                for in_flight, path, work in writes:
+                    in_flight.start(contents.step, path, work, before, low=low)
+                    before = in_flight
             elif persistent is not None:
                 persistent.run()
         except BaseException as error:
             if persistent is not None and persistent.undo():  # else its thread is running
-                contents.decided.set()  # the local save may wait for it
                 if tier is not None and isinstance(error, Exception):
                     wait_for_all([tier.in_flight])  # it comes before what failed
                 identity = Identity(contents.step, contents.token)
@@ -300,23 +300,18 @@ class Run:
         self, local: LocalTier, contents: StepToSave, changes: Changes
     ) -> tuple[Save, Callable[[], None]]:
         """The local save, and what then writes it."""
-
-        def replaced_first() -> None:
-            contents.decided.wait()
-            if self._persisted != contents.token:
-                raise NotReplaced(f"step {contents.step} was not replaced in {self.directory.path}")
-
-        # Until an overwrite is acknowledged a restart finds the old value, in each tier; then the new one.
-        save, work = local.prepare(contents, replaced_first if changes.persistent_first else None)
+        save, work = local.prepare(contents, replaced_first=changes.persistent_first)
 
         # what waits for the next call holds no arrays
         identity = Identity(contents.step, contents.token)
 
         def save_and_note() -> None:
             try:
+                # until an overwrite is acknowledged, a restart finds the old value in each tier
+                if changes.persistent_first and self._persisted != identity.token:
+                    save.give_up(CheckpointError(f"it was not replaced in {self.directory.path}"))
+                    return  # the other save raises the reason
                 work()
-            except NotReplaced:
-                return  # the other save raises the reason
             except BaseException:
                 if contents.step not in local.complete:
                     self._outcomes.append(lambda trail: history.local_failed(trail, identity.step))
@@ -364,8 +359,6 @@ class Run:
                 self._outcomes.append(lambda now: history.persistent_failed(now, identity))
             raise
         finally:
-            if changes.persistent_first:
-                contents.decided.set()
             contents.release()
         self._outcomes.append(lambda trail: history.saved(trail, identity, changes))
         if self._processes.index == 0:

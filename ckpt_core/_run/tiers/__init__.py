@@ -24,7 +24,6 @@ from ckpt_core._run.steps import Listing, RunDirectory, facts_of, stray_text
 from ckpt_core._run.tiers.judge import Misfit, Stray
 from ckpt_core._run.tiers.local import LocalTier as LocalTier
 from ckpt_core._run.tiers.local import open_local as open_local
-from ckpt_core._run.tiers.save import NotReplaced as NotReplaced
 from ckpt_core._run.tiers.save import StepToSave as StepToSave
 from ckpt_core._saved import Checkpoint, NativeCheckpoint
 

@@ -296,9 +296,11 @@ class LocalTier:
         return open_part
 
     def prepare(
-        self, what: StepToSave, replaced_first: Callable[[], None] | None = None
+        self, what: StepToSave, *, replaced_first: bool = False
     ) -> tuple[LocalSave, Callable[[], None]]:
-        """A save, whose snapshot the caller takes; and what then runs it and deletes old steps."""
+        """A save, whose snapshot the caller takes; and what then runs it and deletes old steps. With ``replaced_first`` it runs
+        once the persistent directory has the new save in place of the old one.
+        """
         folders = self._folders
         path = folders.own.new_path(what.step)
         folders.claim_again_if_emptied()
@@ -316,7 +318,7 @@ class LocalTier:
             parent=what.parent,
         )
 
-        save = LocalSave(job, folders, self._peers, self._copier, self._groups, replaced_first)
+        save = LocalSave(job, folders, self._peers, self._copier, self._groups)
 
         def save_and_retain() -> None:
             lies_there = what.step not in self._complete and folders.backend.exists(path)
@@ -331,7 +333,7 @@ class LocalTier:
             except BaseException as error:
                 alone = self._processes.count == 1
                 stands = not save.may_have_replaced or (alone and not is_visible(error))
-                if before is not None and stands and not save.is_replaced_elsewhere():
+                if before is not None and stands and not replaced_first:
                     self._complete = {**self._complete, what.step: before}
                 raise
             # steps of another number of processes are not needed any more after a save
