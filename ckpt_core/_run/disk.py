@@ -242,7 +242,7 @@ class Disk:
         target = max((other for other in {*there, *local} if other <= step), default=None)
         token = None if target is None else local.get(target)
         if target is not None and (here := listing.directories(target)):
-            found = self._steps.token(here[0])
+            found = self._steps.saved(here[0]).token
             if token is None or run.newer(target, found, than=token):
                 token = found
         branch = run.branch(secrets.token_hex(8), step) if run.name else run

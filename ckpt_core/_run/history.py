@@ -201,8 +201,17 @@ def _standing(trail: Trail, identity: Identity) -> Trail:
 
 # What the records in a directory say of each other, as in a copy of a run that went back, made without deletion.
 
-Saves = Mapping[int, tuple[str, Identity | None, float]]
-"""Token and parent of each step, and when it was saved."""
+
+class Saved(NamedTuple):
+    """What the record of a step says of its save."""
+
+    token: str  # empty if Orbax wrote it, ``?`` if the record cannot be read
+    parent: Identity | None = None
+    created_unix_secs: float = 0.0
+
+
+Saves = Mapping[int, Saved]
+"""Of each step."""
 _LINEAGE = 16
 """The digits of a token that its writer drew; the rest counts its saves."""
 
@@ -223,9 +232,9 @@ def strays(saves: Saves) -> dict[int, int]:
     """
     found: dict[int, int] = {}
     numbers = sorted(saves)
-    newest_unix_secs = saves[numbers[-1]][2] if saves else 0.0
+    newest_unix_secs = saves[numbers[-1]].created_unix_secs if saves else 0.0
     for at, step in enumerate(numbers):
-        if (parent := saves[step][1]) is None:
+        if (parent := saves[step].parent) is None:
             continue
         for other in numbers[bisect.bisect_left(numbers, parent.step) : at]:
             token, before, saved_unix_secs = saves[other]
@@ -276,7 +285,7 @@ class Changes(NamedTuple):
 
 
 def parse_changes(value: Sequence[Any]) -> Changes:
-    """The changes, after it went through JSON."""
+    """The changes, after they went through JSON."""
     base, *rest = value
     return Changes(None if base is None else Identity(*base), *rest)
 

@@ -76,7 +76,7 @@ class Retention:
     ) -> list[Removal]:
         """The steps of a listing among ``steps``, under every directory name that they have; ``into`` None deletes them."""
         return [
-            Removal(name, step, self._steps.token(name), into)
+            Removal(name, step, self._steps.saved(name).token, into)
             for step in steps
             for name in listing.directories(step)
         ]
@@ -112,9 +112,9 @@ class Retention:
         """Ends what ``remove`` began, perhaps in a writer that died."""
         if not run.removals:
             return
-        steps, token = self._steps.names.parse, self._steps.token
-        found = [one for one in run.removals if steps(one.name) == one.step]
-        self._remove_all([one for one in found if token(one.name) == one.token], wait_secs)
+        found = (one for one in run.removals if self._steps.names.parse(one.name) == one.step)
+        same = [one for one in found if self._steps.saved(one.name).token == one.token]
+        self._remove_all(same, wait_secs)
         self._put(replace(run, removals=()))
 
     def _refuse_immovable(self, steps: Sequence[Removal]) -> None:

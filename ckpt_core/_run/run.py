@@ -10,7 +10,7 @@ import contextlib
 import os
 import secrets
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,6 @@ from ckpt_core._errors import CheckpointCorrupt, CheckpointError, GraceExceeded,
 from ckpt_core._operation import logger
 from ckpt_core._results import RestoredStep
 from ckpt_core._run import history
-from ckpt_core._run.decision import SaveDecision
 from ckpt_core._run.disk import Disk, SaveRequest
 from ckpt_core._run.history import Changes, Identity, Trail
 from ckpt_core._run.in_flight import (
@@ -33,7 +32,7 @@ from ckpt_core._run.in_flight import (
 )
 from ckpt_core._run.lease import Lease
 from ckpt_core._run.policies import keep, when
-from ckpt_core._run.preemption import Preemption
+from ckpt_core._run.preemption import Preemption, SaveDecision
 from ckpt_core._run.retention import Retention
 from ckpt_core._run.run_file import parse_run_file
 from ckpt_core._run.steps import Following, RunDirectory
@@ -73,14 +72,9 @@ class Run:
         persist = options.persist_policy
         listening = save_policy if persist is None else when.any_of(save_policy, persist)
         self.preemption = Preemption(processes, listening, options)
-
-        def deciding(policy: when.Decision, newest: Callable[[], int | None]) -> SaveDecision:
-            return SaveDecision(policy, processes, self.preemption, newest, options.timeout_secs)
-
-        self.decision = deciding(save_policy, self.tiers.latest)
-        self._persist_decision = (
-            None if persist is None else deciding(persist, directory.steps.latest)
-        )
+        asked = processes, self.preemption, options.timeout_secs
+        self.decision = SaveDecision(save_policy, self.tiers.latest, *asked)
+        self._persist_decision = persist and SaveDecision(persist, directory.steps.latest, *asked)
         self.following = Following(directory)
         self._unread = UnreadValues()
         self._links = Links()
@@ -237,7 +231,7 @@ class Run:
             if local is not None:
                 local.delete(parse_run_file(run.encode(), self.directory.path))
             self.trail = replace(trail, lineage=lineage, saves=0)
-        return changes if isinstance(changes, Changes) else history.parse_changes(changes)
+        return history.parse_changes(changes)
 
     def on_first(self, call: str, work: Callable[[], Any]) -> Any:
         """The result of ``work``, plain JSON values, which process 0 runs; if it fails, every process raises. All must call
@@ -405,10 +399,13 @@ class Run:
         """The saved tree of one step."""
         arguments.setdefault("options", self._options)
         request = _load.request_from("load", like, arguments)
-        with self._handing_no_damage_on():
+        try:
             found = self.tiers.load(
                 step, lambda opening: _load.load_checkpoint(opening, like, item, request, step)
             )
+        except BaseException as error:
+            self._link_no_damage(error)
+            raise
         self._unread.took(step, item)
         return found
 
@@ -425,11 +422,11 @@ class Run:
             asked = self.on_first(f"find step {step}", lambda: self.tiers.prefers_local(step))
             local_first = bool(asked)
         try:
-            with self._handing_no_damage_on():
-                restored, token = self.tiers.restore(
-                    step, local_first, targets, request, by_number=by_number
-                )
+            restored, token = self.tiers.restore(
+                step, local_first, targets, request, by_number=by_number
+            )
         except BaseException as error:
+            self._link_no_damage(error)
             self._unread.failed(targets, error)
             raise
         self._unread.watch(restored, targets, request.rules.unexpected)
@@ -444,14 +441,10 @@ class Run:
         if self.local is not None:
             self.local.begin_restore()
 
-    @contextlib.contextmanager
-    def _handing_no_damage_on(self) -> Generator[None]:
+    def _link_no_damage(self, error: BaseException) -> None:
         """After damage, the next save hard-links no earlier files: they may be the damaged ones."""
-        try:
-            yield
-        except CheckpointCorrupt:
+        if isinstance(error, CheckpointCorrupt):
             self._links.forget()
-            raise
 
     def forget_stale_local(self) -> None:
         """After a removal that failed or was interrupted: local steps that count no more are forgotten."""

@@ -35,7 +35,7 @@ from ckpt_core._format.record import RECORD_FILE, Record, load_record
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes
 from ckpt_core._run import history
-from ckpt_core._run.history import Identity
+from ckpt_core._run.history import Identity, Saved
 from ckpt_core._run.policies import keep
 from ckpt_core._run.run_file import MOST_BYTES, RUN_FILE, RunFile, parse_run_file
 from ckpt_core._saved import Checkpoint, NativeCheckpoint, open_in, refuse_file_for_steps
@@ -85,14 +85,16 @@ class Listing:
     names: Mapping[int, list[str]]
     # Whether the directory of this name has a committed checkpoint.
     is_checkpoint: Callable[[str], bool]
-    # Unix seconds of the checkpoint in the directory of this name; 0 if unknown.
-    created: Callable[[str], float]
+    # What the record in the directory of this name says of its save.
+    saved: Callable[[str], Saved]
     run: RunFile  # the steps that it names as being removed are not among the names
 
     def directories(self, step: int) -> list[str]:
         """Names of the directories with a committed step of this number; the newest one first, which counts."""
         found = [name for name in self.names.get(step, ()) if self.is_checkpoint(name)]
-        return found if len(found) < 2 else sorted(found, key=self.created, reverse=True)
+        if len(found) < 2:
+            return found
+        return sorted(found, key=lambda name: self.saved(name).created_unix_secs, reverse=True)
 
     def has(self, step: int) -> bool:
         """Whether a step of this number is committed, under any of its possible names."""
@@ -103,75 +105,53 @@ class Listing:
         return sorted(filter(self.has, self.names if among is None else among))
 
 
+@dataclass(frozen=True)
 class Steps:
     """The committed steps below a directory; every call lists the directory again."""
 
-    def __init__(
-        self,
-        directory: str,
-        local: bool,
-        backend: Backend,
-        names: StepNames,
-        options: Options | None = None,
-    ) -> None:
-        self._options = options
-        self._local = local
-        self.directory = directory
-        self._backend = backend
-        self.names = names
-        self._renames = "://" not in directory
+    directory: str  # absolute, or a URL
+    local: bool  # in a file system, which can rename
+    backend: Backend
+    names: StepNames
+    options: Options | None = None
 
     def look(self) -> Listing:
         """Lists the directory."""
         found: dict[int, list[str]] = {}
-        inside = self._backend.look(self.directory)
+        inside = self.backend.look(self.directory)
         run = self.run_file() if RUN_FILE in inside.hidden else RunFile()
         removals = [one for one in run.removals if one.name in inside.children]
-        gone = {one.name for one in removals if one.token == self.token(one.name)}
+        gone = {one.name for one in removals if one.token == self.saved(one.name).token}
         for name in inside.children:
             step = self.names.parse(name)
             if step is None or name in gone:
                 continue
             names = found.setdefault(step, [])
             names.insert(0 if name == self.names.name(step) else len(names), name)
-        return Listing(found, inside.is_checkpoint, self._created, run)
+        return Listing(found, inside.is_checkpoint, self.saved, run)
 
     def run_file(self) -> RunFile:
         """Which saves of the run count."""
-        data = self._backend.read(self.directory, RUN_FILE, MOST_BYTES)
+        data = self.backend.read(self.directory, RUN_FILE, MOST_BYTES)
         return parse_run_file(data, self.directory)
 
-    def _record(self, name: str) -> Record | None:
-        """The record in a directory; None if there is none, as where Orbax wrote it."""
-        data = self._backend.read(f"{self.directory}/{name}", RECORD_FILE)
-        return None if data is None else load_record(data)
-
-    def token(self, name: str) -> str:
-        """Token of the save in a directory; empty if Orbax wrote it, ``?`` if its record cannot be read."""
+    def saved(self, name: str) -> Saved:
+        """What the record in a directory of this name says of its save."""
         try:
-            return record.token if (record := self._record(name)) else ""
+            data = self.backend.read(f"{self.directory}/{name}", RECORD_FILE)
+            return Saved("") if data is None else saved_by(load_record(data))
         except CheckpointCorrupt:
-            return "?"
-
-    def _created(self, name: str) -> float:
-        try:
-            return record.created_unix_secs if (record := self._record(name)) else 0.0
-        except CheckpointCorrupt:
-            return 0.0
+            return Saved("?")
 
     def saves(self) -> history.Saves:
         """What is known of each committed step; reads every record."""
-        listing = self.look()
-        newest = {step: listing.directories(step)[:1] for step in listing.committed()}
-        return {step: self._save(name) for step, names in newest.items() for name in names}
-
-    def _save(self, name: str) -> tuple[str, Identity | None, float]:
-        """Token and parent of the save in a directory, and when it was made, as far as its record can be read."""
-        try:
-            record = self._record(name)
-        except (CheckpointCorrupt, NewerFormat, PermissionError):
-            return "?", None, 0.0
-        return ("", None, 0.0) if record is None else save_of(record)
+        listing, found = self.look(), dict[int, Saved]()
+        for step in listing.committed():
+            for name in listing.directories(step)[:1]:
+                found[step] = Saved("?")
+                with contextlib.suppress(NewerFormat, PermissionError):
+                    found[step] = self.saved(name)
+        return found
 
     def strays(self) -> dict[int, int]:
         """See ``history.strays``."""
@@ -189,16 +169,16 @@ class Steps:
         """
         leaves = sum(len(item.paths) for item in record.items.values())
         saves = {one: save for one, save in local.items() if one < step}
-        saves[step] = save_of(record)
+        saves[step] = saved_by(record)
         numbers, at = sorted(listing.names), step
-        for _ in range(min(_ANCESTORS, 1 + _LEAVES // (1 + leaves)) if self._local else 1):
-            if at not in saves or (parent := saves[at][1]) is None:
+        for _ in range(min(_ANCESTORS, 1 + _LEAVES // (1 + leaves)) if self.local else 1):
+            if at not in saves or (parent := saves[at].parent) is None:
                 break
             first, last = (bisect.bisect_left(numbers, one) for one in (parent.step, at))
             for one in numbers[first:last]:
                 for name in listing.directories(one)[:1]:
-                    with contextlib.suppress(OSError):
-                        saves[one] = self._save(name)
+                    with contextlib.suppress(OSError, NewerFormat):
+                        saves[one] = self.saved(name)
             at = parent.step
         return history.strays(saves).get(step)
 
@@ -237,15 +217,15 @@ class Steps:
                     return self.opened(found[0])
             except CheckpointNotFound:
                 pass  # deleted since the listing, or replaced
-            if not self._renames:
+            if not self.local:
                 break
-        if self._renames:
+        if self.local:
             refuse_lost_link(self.path(step))
         raise self._absent(step, beside)
 
     def opened(self, name: str) -> Checkpoint:
         """The step in a directory of this name, with its metadata read."""
-        return open_in(self._backend, f"{self.directory}/{name}", self._local, self._options)
+        return open_in(self.backend, f"{self.directory}/{name}", self.local, self.options)
 
     def refuse_absent(self, step: int, beside: Collection[int] = ()) -> None:
         """Raises CheckpointNotFound, which names ``beside``, too, if there is no such step; damaged steps exist."""
@@ -278,10 +258,10 @@ def stray_text(parent: int, verb: str = "continues") -> str:
     return f"{verb} another save than step {parent} here, as in a copy of a run that went back, made without deletion"
 
 
-def save_of(record: Record) -> tuple[str, Identity | None, float]:
-    """Token and parent of the save that wrote a record, and when it was made."""
+def saved_by(record: Record) -> Saved:
+    """What a record says of its save."""
     parent = Identity(*record.parent) if record.parent else None
-    return record.token, parent, record.created_unix_secs
+    return Saved(record.token, parent, record.created_unix_secs)
 
 
 def facts_of(step: int, opened: Checkpoint) -> keep.StepFacts:

@@ -114,7 +114,7 @@ class Tiers:
         if self._local is None or step not in self._local.complete:
             return False
         names = (listing or self._persistent.look()).directories(step)
-        return not names or not self._local.is_older(step, self._persistent.token(names[0]))
+        return not names or not self._local.is_older(step, self._persistent.saved(names[0]).token)
 
     def facts(self) -> list[StepFacts]:
         """The metrics of every step, but for those that are damaged, or gone; OSError or NewerFormat if one cannot be read now."""
@@ -142,7 +142,7 @@ class Tiers:
                 raise
         listing = self._persistent.look()
         names = listing.directories(step)
-        same = names and self._persistent.token(names[0]) == local[step]
+        same = names and self._persistent.saved(names[0]).token == local[step]
         if not same and self.prefers_local(step, listing):
             return self._local.opening(step)()
         return self._persistent.open(step, listing)

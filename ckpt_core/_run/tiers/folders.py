@@ -330,7 +330,7 @@ class Folders:
 
         copies = self._steps(f"{self.path}/{_copies_of(source, self._count)}")
         path = copies.path(step)
-        there = copies.token(os.path.basename(path))
+        there = copies.saved(os.path.basename(path)).token
         return Target(path, self.backend, self._options.durable, may_commit, there)
 
     # ---------------------------------------------------------------------------------- delete

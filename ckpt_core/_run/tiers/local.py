@@ -27,7 +27,7 @@ from ckpt_core._results import RestoredStep
 from ckpt_core._run.history import Saves
 from ckpt_core._run.in_flight import SaveSlot, wait_for_others
 from ckpt_core._run.run_file import RunFile
-from ckpt_core._run.steps import RunDirectory, find_run, save_of
+from ckpt_core._run.steps import RunDirectory, find_run, saved_by
 from ckpt_core._run.tiers.ended import name_other_runs
 from ckpt_core._run.tiers.folders import Folders, folder_of, local_root
 from ckpt_core._run.tiers.judge import (
@@ -128,7 +128,7 @@ class LocalTier:
     @property
     def saves(self) -> Saves:
         """What the parts of this process say of the complete steps, as the last look found them."""
-        return {step: save_of(opened.record) for step, opened in self._opened.items()}
+        return {step: saved_by(opened.record) for step, opened in self._opened.items()}
 
     def refuse_older(self, newest: int) -> None:
         """Raises what kept a process from reading a local step that is newer than ``newest``, if anything did."""
