@@ -109,9 +109,8 @@ def saved(trail: Trail, identity: Identity, changes: Changes, sure: bool = True)
     if identity in (*found.entries, *found.detached):
         pass  # another tier has committed it before
     elif changes.detached:
-        kept = tuple(one for one in found.detached if one.step != step)
-        damaged = {other: token for other, token in found.damaged.items() if other != step}
-        found = replace(found, detached=(*kept, identity), damaged=damaged)
+        found = _without(found, step)
+        found = replace(found, detached=(*found.detached, identity))
     else:
         if changes.truncates:
             last = last_before(changes, step)
@@ -159,14 +158,12 @@ def deleted(trail: Trail, step: int, there: Collection[int]) -> Trail:
     gone = range(last + 1 if trail.head == step else step, step + 1)
     entries = tuple(one for one in trail.entries if one.step not in gone)
     return replace(
-        trail,
+        _without(trail, step),
         entries=entries,
         may_retire=trail.may_retire and (bool(entries) or not trail.entries),
-        detached=tuple(one for one in trail.detached if one.step != step),
         head=trail.head if trail.head != step else last,
         root=None,
         uncertain=trail.uncertain - {step},
-        damaged={other: token for other, token in trail.damaged.items() if other != step},
         lineage="",
     )
 
@@ -190,12 +187,17 @@ def cut(trail: Trail, last: int) -> Trail:
 
 def _standing(trail: Trail, identity: Identity) -> Trail:
     """The trail with an identity on it, which is sound."""
-    step = identity.step
-    others = (one for one in trail.entries if one.step != step)
-    detached = tuple(one for one in trail.detached if one.step != step)
-    damaged = {other: token for other, token in trail.damaged.items() if other != step}
+    others = (one for one in trail.entries if one.step != identity.step)
+    found = _without(trail, identity.step)
+    return replace(found, entries=tuple(sorted((*others, identity))))
+
+
+def _without(trail: Trail, step: int) -> Trail:
+    """The trail without what it knows of other saves of a number, detached or damaged."""
     return replace(
-        trail, entries=tuple(sorted((*others, identity))), detached=detached, damaged=damaged
+        trail,
+        detached=tuple(one for one in trail.detached if one.step != step),
+        damaged={other: token for other, token in trail.damaged.items() if other != step},
     )
 
 

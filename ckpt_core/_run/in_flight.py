@@ -6,6 +6,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from ckpt_core._background.pending import PendingSave, unfinished, wait_for_saves
@@ -178,16 +179,16 @@ class SaveSlot:
                 )
 
 
+@dataclass
 class Turns:
     """The lock of one object, its background saves and the name of the running call; see ``in_turn``."""
 
-    def __init__(self, directory: str, saves: Sequence[SaveSlot], timeout_secs: float) -> None:
-        self.directory = directory
-        self.saves = saves
-        self.timeout_secs = timeout_secs
-        # RLock is implemented in C: a signal handler cannot interrupt its acquire or release.
-        self.lock = threading.RLock()
-        self.doing: str | None = None
+    directory: str
+    saves: Sequence[SaveSlot]
+    timeout_secs: float
+    # RLock is implemented in C: a signal handler cannot interrupt its acquire or release.
+    lock: Any = field(default_factory=threading.RLock)
+    doing: str | None = None
 
 
 class TakesTurns(Protocol):

@@ -56,11 +56,10 @@ class Retention:
             try:
                 self._delete(step, listing)
             except BlockingIOError:
-                logger.info(
-                    "%s is being read, or waited for, and stays for now", self._path(step, listing)
-                )
+                path = self._steps.path(step, listing)
+                logger.info("%s is being read, or waited for, and stays for now", path)
             except (OSError, CheckpointError) as error:
-                logger.warning("could not delete %s: %s", self._path(step, listing), error)
+                logger.warning("could not delete %s: %s", self._steps.path(step, listing), error)
                 self._send_event("delete_failed", step, error)
 
     def clean(self) -> None:
@@ -168,9 +167,6 @@ class Retention:
         self._send_event("deleted", removal.step)
 
     # -------------------------------------------------------------------------------- policies
-
-    def _path(self, step: int, listing: Listing) -> str:
-        return self._steps.path(step, listing)
 
     def _delete(self, step: int, listing: Listing) -> None:
         trash = self._options.trash_directory

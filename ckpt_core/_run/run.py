@@ -21,7 +21,7 @@ from ckpt_core._errors import CheckpointCorrupt, CheckpointError, GraceExceeded,
 from ckpt_core._operation import logger
 from ckpt_core._results import RestoredStep
 from ckpt_core._run import history
-from ckpt_core._run.disk import Disk, SaveRequest
+from ckpt_core._run.disk import Disk, SaveGuard, SaveRequest
 from ckpt_core._run.history import Changes, Identity, Trail
 from ckpt_core._run.in_flight import (
     SaveSlot,
@@ -331,7 +331,7 @@ class Run:
             self._options,
             overwrite=changes.replaces,
             step=contents.step,
-            guard=self.disk.guard(trail, request, changes, contents.token, path),
+            guard=SaveGuard(self.disk, trail, request, changes, contents.token, path),
             links=self._links,
             token=contents.token,
             parent=contents.parent,

@@ -19,6 +19,7 @@ from ckpt_core._directory import (
     StepNames,
     deleting,
     kind_at,
+    make_secret,
     reading,
     refuse_lost_link,
     resolve,
@@ -304,7 +305,8 @@ def open_run_directory(
 
 
 def find_run(directory: RunDirectory, *, make: bool) -> RunFile:
-    """The run file, as process 0 sees them; all processes must call it. With ``make`` a run without a name gets one.
+    """The run file, as process 0 sees it; all processes must call it. With ``make`` a run without a name gets one, and several
+    processes the file of their secret.
     Local steps are found by that name alone, so steps that another run left in the same local directory are never restored:
     neither if its persistent directory was deleted, nor if this one is a copy of it.
     """
@@ -315,6 +317,10 @@ def find_run(directory: RunDirectory, *, make: bool) -> RunFile:
             name = f"run-{secrets.token_hex(8)}"
             run = replace(run, name=name, current=secrets.token_hex(8))
             directory.backend.put(directory.path, RUN_FILE, run.dump())
+        several = directory.local and directory.processes.count > 1
+        if make and several and directory.options.peer_secret_file is None:
+            with contextlib.suppress(OSError):  # it is met again where all meet
+                make_secret(directory.path)
         return run.dump().decode()
 
     together = directory.processes.round(
@@ -329,9 +335,8 @@ class Following:
     """
 
     def __init__(self, directory: RunDirectory) -> None:
-        self._steps = directory.steps
-        self._locks = directory.local
         self._directory = directory
+        self._steps = directory.steps
         self._wanted = contextlib.ExitStack()
 
     def wait(self, after: int | None, timeout_secs: float | None) -> int | None:
@@ -372,7 +377,7 @@ class Following:
         names = listing.directories(step)
         if not names:
             return False
-        if self._locks:
+        if self._steps.local:
             try:
                 path = f"{self._steps.directory}/{names[0]}/{orbax_write.STEP_METADATA}"
                 self._wanted.enter_context(reading(path, b""))

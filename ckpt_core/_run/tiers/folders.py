@@ -199,11 +199,11 @@ class Folders:
         except CheckpointNotFound:
             pass  # deleted meanwhile
         except (CheckpointError, OSError) as error:
-            logger.warning("%s cannot be read: %s", path, error)
+            why = str(error) if path in str(error) else f"{path}: {error}"
+            logger.warning("a local step cannot be read: %s", why)
             number = error.errno if isinstance(error, OSError) else None
             forbidden = of_others and number in (errno.EACCES, errno.EPERM)
             if (step == MAX_STEP or is_unread(error)) and not forbidden:
-                why = str(error) if path in str(error) else f"{path}: {error}"
                 unread[step] = Unread(step, number or 0, why[:_MOST_TEXT], self._index)
 
     def _opened(
@@ -356,7 +356,8 @@ class Folders:
 
     def discard(self, step: int) -> None:
         """Deletes this process's part of a step."""
-        self._delete_in(self.own, lambda other, _: other == step)
+        if self.is_mine():
+            self._delete_in(self.own, lambda other, _: other == step)
 
     def retain(self, kept: Collection[int], saved: str, sources: Sequence[int]) -> None:
         """Deletes own parts and copies of other steps than ``kept``, and copies for processes not in ``sources``. What stands

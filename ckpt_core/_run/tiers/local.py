@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import weakref
@@ -11,7 +10,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ckpt_core import _load
-from ckpt_core._directory import MAX_STEP, make_secret
+from ckpt_core._directory import MAX_STEP
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -62,14 +61,6 @@ def open_local(given: str | os.PathLike[str], directory: RunDirectory) -> LocalT
             raise
         refusal = error  # the others are about to find the run, and to meet
     run = find_run(directory, make=not directory.read_only and refusal is None)
-
-    def make() -> None:
-        if directory.options.peer_secret_file is None:
-            with contextlib.suppress(OSError):  # it is met again where all meet
-                make_secret(directory.path)
-
-    if processes.count > 1 and directory.local and not directory.read_only:
-        processes.round("make a secret", directory.options.timeout_secs).first(make)
     with heard_when_they_meet(processes):
         if refusal is not None:
             raise refusal
@@ -321,8 +312,7 @@ class LocalTier:
         save = LocalSave(job, folders, self._peers, self._copier, self._groups)
 
         def save_and_retain() -> None:
-            lies_there = what.step not in self._complete and folders.backend.exists(path)
-            if lies_there and folders.is_mine():
+            if what.step not in self._complete and folders.backend.exists(path):
                 folders.discard(what.step)  # left by a failed save, or of another lineage
             # The processes replace their parts at different moments: meanwhile it is incomplete.
             before = self._complete.get(what.step)

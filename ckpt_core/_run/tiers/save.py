@@ -224,8 +224,8 @@ class Copier:
         self._folders = folders
         self._state: CopyState = "idle"
         self._now: tuple[int, str] = (-1, "")
-        # tokens of the last steps of which copies ended: who still waits for one must not miss it for the next
-        self._ended: collections.deque[str] = collections.deque(maxlen=4)
+        # of each source the tokens of the last steps of which copies ended: it must not miss one for the next
+        self._ended = {source: collections.deque[str](maxlen=4) for source in peers.sources}
         self._cancelled = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -277,11 +277,12 @@ class Copier:
                 bring(key, pieces, target)
         finally:
             connection.close()
-            if key.token not in self._ended:
-                self._ended.append(key.token)
+            ended = self._ended[key.writer]
+            if key.token not in ended:
+                ended.append(key.token)
             copied = f"{self._peers.folder}/{key.writer}/copied"  # or given up: it may end
             with contextlib.suppress(OSError, RuntimeError):  # of the service
-                self._peers.processes.put(copied, " ".join(self._ended))
+                self._peers.processes.put(copied, " ".join(ended))
 
     def cancel(self) -> None:
         """Stops copying; returns when nothing more is committed."""
