@@ -83,13 +83,14 @@ def wait_for_others(saves: Sequence[SaveSlot], timeout_secs: float, name: str = 
         wait_for_saves(f"{save.directory}/{name}" if name else save.directory, timeout_secs, own)
 
 
+@dataclass
 class SaveSlot:
     """At most one background save; its error is raised once, to the first caller that asks."""
 
-    def __init__(self, directory: str) -> None:
-        self.directory = directory
-        self._now: tuple[PendingSave, int] | None = None
-        self.raise_lock = threading.Lock()  # held while an error is raised, so only once
+    directory: str
+    _now: tuple[PendingSave, int] | None = None
+    # held while an error is raised, so only once
+    raise_lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def running(self) -> bool:

@@ -60,8 +60,7 @@ class Run:
         self._processes = processes
         self._asynchronous = asynchronous
         lease = Lease(directory.path, directory.backend)
-        self._retention = Retention(directory, keep_policy, lease)
-        self.disk = Disk(directory, self._retention, lease)
+        self.disk = Disk(directory, Retention(directory, keep_policy, lease), lease)
         self.local: LocalTier | None = None
         if local_directory is not None:
             self.local = open_local(local_directory, directory)
@@ -74,7 +73,9 @@ class Run:
         self.preemption = Preemption(processes, listening, options)
         asked = processes, self.preemption, options.timeout_secs
         self.decision = SaveDecision(save_policy, self.tiers.latest, *asked)
-        self._persist_decision = persist and SaveDecision(persist, directory.steps.latest, *asked)
+        self._persist_decision = (
+            None if persist is None else SaveDecision(persist, directory.steps.latest, *asked)
+        )
         self.following = Following(directory)
         self._unread = UnreadValues()
         self._links = Links()
@@ -86,7 +87,7 @@ class Run:
         self._persisted = ""  # token of the last save that the persistent directory got
         self._said_repeated = self.listed = False
         if not directory.read_only:
-            self.on_first("open a run", self._retention.clean)
+            self.on_first("open a run", self.disk.retention.clean)
 
     # ------------------------------------------------------------------------------------ save
 
@@ -457,7 +458,7 @@ class Run:
 
     def explain(self) -> dict[int, str]:
         """For every step in the persistent directory whether it stays, and why."""
-        return self._retention.explain({*self.trail.damaged})
+        return self.disk.retention.explain({*self.trail.damaged})
 
     def end(self) -> GraceExceeded | None:
         """Waits for running saves and releases the claims; returns an error if the grace period ran out."""

@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ckpt_core import _processes
 from ckpt_core._directory import (
@@ -329,15 +329,14 @@ def find_run(directory: RunDirectory, *, make: bool) -> RunFile:
     return parse_run_file(together.first(text).encode(), directory.path)
 
 
+@dataclass
 class Following:
     """The steps of a directory, one after the other. The lock is on another file than that of readers: a step that is wanted
     is not deleted by retention, but training that goes back need not wait for whoever evaluates a step that it leaves.
     """
 
-    def __init__(self, directory: RunDirectory) -> None:
-        self._directory = directory
-        self._steps = directory.steps
-        self._wanted = contextlib.ExitStack()
+    directory: RunDirectory
+    _wanted: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def wait(self, after: int | None, timeout_secs: float | None) -> int | None:
         """Blocks until the newest step is newer than ``after``; returns it, or None on timeout; all processes must call it.
@@ -354,16 +353,16 @@ class Following:
                 "timeout_secs must be a number of seconds, or None for no limit, got nan"
             )
         wait_secs = math.inf if timeout_secs is None else max(0.0, float(timeout_secs))
-        limit_secs = self._directory.options.timeout_secs + wait_secs
+        limit_secs = self.directory.options.timeout_secs + wait_secs
         work = functools.partial(self._wait, after, wait_secs)
-        return self._directory.processes.round("wait for a new step", limit_secs).first(work)
+        return self.directory.processes.round("wait for a new step", limit_secs).first(work)
 
     def _wait(self, after: int | None, timeout_secs: float) -> int | None:
         """The same in one process."""
         self.end()
         deadline = time.monotonic() + timeout_secs
         while True:
-            newest = self._steps.latest()
+            newest = self.directory.steps.latest()
             if newest is not None and (after is None or newest > after) and self._want(newest):
                 return newest
             left = deadline - time.monotonic()
@@ -373,16 +372,16 @@ class Following:
 
     def _want(self, step: int) -> bool:
         """Keeps a step; whether it is still there."""
-        listing = self._steps.look()
+        listing = self.directory.steps.look()
         names = listing.directories(step)
         if not names:
             return False
-        if self._steps.local:
+        if self.directory.steps.local:
             try:
-                path = f"{self._steps.directory}/{names[0]}/{orbax_write.STEP_METADATA}"
+                path = f"{self.directory.path}/{names[0]}/{orbax_write.STEP_METADATA}"
                 self._wanted.enter_context(reading(path, b""))
             except FileNotFoundError:  # deleted meanwhile, or a step of Orbax without that file
-                return self._steps.has(step)
+                return self.directory.steps.has(step)
         return True
 
     def end(self) -> None:

@@ -147,16 +147,16 @@ class Tiers:
             return self._local.opening(step)()
         return self._persistent.open(step, listing)
 
-    def opening(self, step: int) -> _load.Opening:
-        """A function that opens a step later, inside the processes' agreement on the result."""
-        return lambda: self.open(step)
-
     def load(self, step: int, load: Callable[[_load.Opening], T]) -> T:
         """What ``load`` makes of a step, from the tier that ``open`` takes; raises what ``restore`` does."""
         step = check_step(step)
+
+        def opening() -> Checkpoint:  # later, inside the processes' agreement on the result
+            return self.open(step)
+
         if self._local is None or step not in self._local.complete:
-            return load(self.opening(step))
-        found = self._local.read(step, load, self.opening(step))
+            return load(opening)
+        found = self._local.read(step, load, opening)
         if isinstance(found, (CheckpointError, OSError)):
             raise found
         return found
