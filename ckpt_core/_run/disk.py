@@ -10,7 +10,7 @@ from typing import Any
 from ckpt_core._errors import CheckpointError
 from ckpt_core._operation import logger
 from ckpt_core._run import history
-from ckpt_core._run.history import Changes, Identity, Trail
+from ckpt_core._run.history import Changes, Identity, SaveRequest, Trail
 from ckpt_core._run.lease import Lease
 from ckpt_core._run.retention import DAMAGED, RETIRED, Retention
 from ckpt_core._run.run_file import RUN_FILE, Removal
@@ -18,16 +18,6 @@ from ckpt_core._run.steps import Listing, RunDirectory
 
 _READER_SECS = 30.0
 """Maximum time that a save waits for readers of a step that it has to move away."""
-
-
-@dataclass(frozen=True)
-class SaveRequest:
-    """A save, as ``history.decide_changes`` is asked about it."""
-
-    step: int
-    overwrite: bool
-    force: bool
-    unlisted: bool = False  # the caller has asked for nothing that is there
 
 
 @dataclass(frozen=True)
@@ -82,15 +72,7 @@ class Disk:
     def changes(self, trail: Trail, request: SaveRequest, there: Collection[int]) -> Changes:
         """The changes of a save, given what is there; logs a step that is saved beside newer ones."""
         path = self.directory.path
-        changes = history.decide_changes(
-            trail,
-            request.step,
-            there,
-            directory=path,
-            overwrite=request.overwrite,
-            force=request.force,
-            moves=self.directory.local,
-        )
+        changes = history.decide_changes(trail, request, there, path, self.directory.local)
         if changes.detached and (newer := sorted(other for other in there if other > request.step)):
             logger.warning(
                 "%s: step %d is saved with force=True, and is older than %s: restore_latest goes on from "

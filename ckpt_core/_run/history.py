@@ -271,6 +271,15 @@ def strays_of_copy(source: Saves, copy: Saves) -> list[int]:
 # What a save does.
 
 
+class SaveRequest(NamedTuple):
+    """A save, as its caller asked for it."""
+
+    step: int
+    overwrite: bool
+    force: bool
+    unlisted: bool  # the caller has asked for nothing that is there
+
+
 class Changes(NamedTuple):
     """What a save does to the steps on disk."""
 
@@ -322,24 +331,18 @@ def of_interest(trail: Trail, step: int, names: Iterable[int]) -> set[int]:
 
 
 def decide_changes(
-    trail: Trail,
-    step: int,
-    there: Collection[int],
-    *,
-    directory: str,
-    overwrite: bool = False,
-    force: bool = False,
-    moves: bool = True,
+    trail: Trail, request: SaveRequest, there: Collection[int], directory: str, moves: bool
 ) -> Changes:
-    """What a save of ``step`` does; the caller has asked ``repeats`` before. Raises CheckpointExists if this Checkpointer may
+    """What a save does; the caller has asked ``repeats`` before. Raises CheckpointExists if this Checkpointer may
     not leave the steps that are there (``there``: at least those of interest). Without ``moves``, as in an object store,
     damaged steps stay, since they may become readable again, and one of this number is replaced.
     """
-    replaces = overwrite or step in trail.uncertain or (not moves and step in trail.damaged)
+    step, failed = request.step, request.step in trail.uncertain
+    replaces = request.overwrite or failed or (not moves and step in trail.damaged)
     detached = any(one.step == step for one in trail.detached)
-    again = detached and step in trail.uncertain and not (overwrite or trail.may_retire)
+    again = detached and failed and not (request.overwrite or trail.may_retire)
     if trail.is_ahead(step) and not again:
-        return _going_on(trail, step, there, directory, replaces, force, moves)
+        return _going_on(trail, request, there, directory, replaces, moves)
     damaged = _one(step, trail.damaged, moves and not replaces)
     newer = sorted(other for other in there if other > step and other not in trail.damaged)
     if step in trail.own and (replaces or damaged):
@@ -350,25 +353,23 @@ def decide_changes(
     taken = step in there and step not in trail.damaged
     if taken and not replaces:
         raise _taken(directory, step, trail, there)
-    if newer and not taken and not force:
+    if newer and not taken and not request.force:
         raise _older(directory, step, newer, trail)
     if newer:
         return Changes(set_aside=damaged, replaces=replaces, detached=True, truncates=False)
-    return _going_on(
-        trail, step, there, directory, replaces, force, moves
-    )  # what was newer is gone
+    return _going_on(trail, request, there, directory, replaces, moves)  # what was newer is gone
 
 
 def _going_on(
     trail: Trail,
-    step: int,
+    request: SaveRequest,
     there: Collection[int],
     directory: str,
     replaces: bool,
-    force: bool,
     moves: bool,
 ) -> Changes:
     """The changes of a save that continues from the head or the end of the trail, or begins one."""
+    step = request.step
     base = trail.continued_from(step)
     newer = of_interest(trail, step, there)
     damaged = newer & trail.damaged.keys()
@@ -376,7 +377,7 @@ def _going_on(
     if others and not trail.may_retire and not (replaces and step in others):
         if step in others:
             raise _taken(directory, step, trail, there)
-        if not force:
+        if not request.force:
             raise _older(directory, step, sorted(others), trail)
         return Changes(set_aside=_one(step, damaged, moves), detached=True, truncates=False)
     if base is None and not trail.may_retire:

@@ -21,8 +21,8 @@ from ckpt_core._errors import CheckpointCorrupt, CheckpointError, GraceExceeded,
 from ckpt_core._operation import logger
 from ckpt_core._results import RestoredStep
 from ckpt_core._run import history
-from ckpt_core._run.disk import Disk, SaveGuard, SaveRequest
-from ckpt_core._run.history import Changes, Identity, Trail
+from ckpt_core._run.disk import Disk, SaveGuard
+from ckpt_core._run.history import Changes, Identity, SaveRequest, Trail
 from ckpt_core._run.in_flight import (
     SaveSlot,
     raise_failures,

@@ -136,16 +136,16 @@ class LocalTier:
             if unread in self._found.unread:
                 so = "which says nothing about what was saved"
                 raise self._of_unread(unread, so, "so does a new process")
-        if step in self._found.others:
+        if step in self._found.counts:
             raise CheckpointError(self._of_another_number(step))
 
     def newer_of_another_number(self, step: int) -> str:
         """What is to be said of the newest local step that another number of processes saved, if it is newer than this one."""
-        newest = max(self._found.others, default=-1)
+        newest = max(self._found.counts, default=-1)
         return self._of_another_number(newest) if newest > step else ""
 
     def _of_another_number(self, step: int) -> str:
-        saved, now = self._found.others[step], self._processes.count
+        saved, now = self._found.counts[step], self._processes.count
         return (
             f"{saved} process{'es' * (saved > 1)} saved the local step {step} in {self._run_folder} and {now} "
             f"run{'s' * (now == 1)} now; local steps are for as many as saved them. To go on from it, "
@@ -161,7 +161,7 @@ class LocalTier:
     def refuse_lost_run(self, newest: Callable[[], int | None]) -> None:
         """Raises CheckpointCorrupt if no tier has a step though the run had some; or what kept a process from reading local ones."""
         if self._read_only or (
-            self._found.lost is None and not self._found.unread and not self._found.others
+            self._found.lost is None and not self._found.unread and not self._found.counts
         ):
             return
         if MAX_STEP not in self._found.unread and newest() is not None:
@@ -241,7 +241,7 @@ class LocalTier:
             not self._read_only,
             self._peers.server is not None,
             [*self._folders.unread.values()],
-            [*self._folders.others.items()],
+            [*self._folders.counts.items()],
         )
         together = self._processes.round(call, self._options.timeout_secs)
         answer = together.decide(seen.dump(), self._judge)
@@ -260,7 +260,7 @@ class LocalTier:
         self._opened = {
             seen.step: opened
             for seen, opened in places
-            if seen.own and self._complete.get(seen.step) == seen.token
+            if seen.in_place and self._complete.get(seen.step) == seen.token
         }
         self._protected = max((s for s, whole in found.steps.items() if whole.twice), default=None)
 
@@ -327,7 +327,7 @@ class LocalTier:
                     self._complete = {**self._complete, what.step: before}
                 raise
             # steps of another number of processes are not needed any more after a save
-            self._found = replace(self._found, others={})
+            self._found = replace(self._found, counts={})
             if folders.is_mine():
                 if not self._has_saved:
                     folders.discard_leftovers(of_others=True)
@@ -378,7 +378,7 @@ class LocalTier:
         another copy, a Misfit if all parts are whole; raises one that the local files do not cause. ``first`` opens the step
         for the first try.
         """
-        token, mends = self._complete.get(step), self._processes.count > 1 and not self._read_only
+        token, fetches = self._complete.get(step), self._processes.count > 1 and not self._read_only
         unread: Exception | None = None
         try:
             while True:
@@ -399,8 +399,8 @@ class LocalTier:
                         raise
                     if verdict == "unread" and unread is None:
                         unread = error
-                    if verdict in ("mend", "unread") and mends:
-                        mends = False
+                    if verdict in ("mend", "unread") and fetches:
+                        fetches = False
                         self.look()  # without the parts that are of no use
                         if token is not None and self._complete.get(step) == token:
                             continue

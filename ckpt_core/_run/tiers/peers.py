@@ -409,7 +409,7 @@ def fetch_lost(
     mine, target = peers.index, folders.own_target(step)
     lost = f"the part of process {mine} of step {step} is lost or damaged in its local directory, and could not be fetched"
     source, failures = fetch_first((step, token), sources, peers, target, lost)
-    state, why = folders.useless.pop((step, token), ("", ""))
+    state, why = folders.left_out.pop((step, token), ("", ""))
     was = {"damaged": f"was damaged ({why})", "unread": f"could not be read ({why})"}
     there = f"process {source.process}"
     logger.warning(
