@@ -15,8 +15,7 @@ from ckpt_core._options import Options, checked_options, of_local_steps, unknown
 from ckpt_core._results import CheckpointInfo, RestoredStep, notebook
 from ckpt_core._run import going_back
 from ckpt_core._run.in_flight import Turns, in_turn, raise_failures, settle_all, wait_for_others
-from ckpt_core._run.policies import keep, when
-from ckpt_core._run.policies.arguments import choose_keep_policy, choose_save_policy
+from ckpt_core._run.policies import choose_keep_policy, choose_save_policy, keep, when
 from ckpt_core._run.run import Run
 from ckpt_core._run.steps import open_run_directory
 from ckpt_core._run.tiers import Tiers

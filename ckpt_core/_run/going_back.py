@@ -46,6 +46,7 @@ def rollback_to(run: Run, step: int) -> list[int]:
         return history.rolled_back(before, number, target)
 
     newer = functools.partial(operator.lt, step)
+    settle_all(run.slots)  # a running save ends with retention
     local = {*filter(newer, () if run.local is None else run.local.standing)}
     work = functools.partial(run.disk.delete_newer, step)
     said = _remove(run, f"roll back to step {step}", work, newer, after, claims=True)

@@ -109,9 +109,8 @@ def saved(trail: Trail, identity: Identity, changes: Changes, sure: bool = True)
     if identity in (*found.entries, *found.detached):
         pass  # another tier has committed it before
     elif changes.detached:
-        kept = tuple(one for one in found.detached if one.step != step)
-        damaged = {other: token for other, token in found.damaged.items() if other != step}
-        found = replace(found, detached=(*kept, identity), damaged=damaged)
+        found = _without(found, step)
+        found = replace(found, detached=(*found.detached, identity))
     else:
         if changes.truncates:
             last = last_before(changes, step)
@@ -159,14 +158,12 @@ def deleted(trail: Trail, step: int, there: Collection[int]) -> Trail:
     gone = range(last + 1 if trail.head == step else step, step + 1)
     entries = tuple(one for one in trail.entries if one.step not in gone)
     return replace(
-        trail,
+        _without(trail, step),
         entries=entries,
         may_retire=trail.may_retire and (bool(entries) or not trail.entries),
-        detached=tuple(one for one in trail.detached if one.step != step),
         head=trail.head if trail.head != step else last,
         root=None,
         uncertain=trail.uncertain - {step},
-        damaged={other: token for other, token in trail.damaged.items() if other != step},
         lineage="",
     )
 
@@ -190,19 +187,33 @@ def cut(trail: Trail, last: int) -> Trail:
 
 def _standing(trail: Trail, identity: Identity) -> Trail:
     """The trail with an identity on it, which is sound."""
-    step = identity.step
-    others = (one for one in trail.entries if one.step != step)
-    detached = tuple(one for one in trail.detached if one.step != step)
-    damaged = {other: token for other, token in trail.damaged.items() if other != step}
+    others = (one for one in trail.entries if one.step != identity.step)
+    found = _without(trail, identity.step)
+    return replace(found, entries=tuple(sorted((*others, identity))))
+
+
+def _without(trail: Trail, step: int) -> Trail:
+    """The trail without what it knows of other saves of a number, detached or damaged."""
     return replace(
-        trail, entries=tuple(sorted((*others, identity))), detached=detached, damaged=damaged
+        trail,
+        detached=tuple(one for one in trail.detached if one.step != step),
+        damaged={other: token for other, token in trail.damaged.items() if other != step},
     )
 
 
 # What the records in a directory say of each other, as in a copy of a run that went back, made without deletion.
 
-Saves = Mapping[int, tuple[str, Identity | None, float]]
-"""Token and parent of each step, and when it was saved."""
+
+class Saved(NamedTuple):
+    """What the record of a step says of its save."""
+
+    token: str  # empty if Orbax wrote it, ``?`` if the record cannot be read
+    parent: Identity | None = None
+    created_unix_secs: float = 0.0
+
+
+Saves = Mapping[int, Saved]
+"""Of each step."""
 _LINEAGE = 16
 """The digits of a token that its writer drew; the rest counts its saves."""
 
@@ -223,9 +234,9 @@ def strays(saves: Saves) -> dict[int, int]:
     """
     found: dict[int, int] = {}
     numbers = sorted(saves)
-    newest_unix_secs = saves[numbers[-1]][2] if saves else 0.0
+    newest_unix_secs = saves[numbers[-1]].created_unix_secs if saves else 0.0
     for at, step in enumerate(numbers):
-        if (parent := saves[step][1]) is None:
+        if (parent := saves[step].parent) is None:
             continue
         for other in numbers[bisect.bisect_left(numbers, parent.step) : at]:
             token, before, saved_unix_secs = saves[other]
@@ -260,6 +271,15 @@ def strays_of_copy(source: Saves, copy: Saves) -> list[int]:
 # What a save does.
 
 
+class SaveRequest(NamedTuple):
+    """A save, as its caller asked for it."""
+
+    step: int
+    overwrite: bool
+    force: bool
+    unlisted: bool  # the caller has asked for nothing that is there
+
+
 class Changes(NamedTuple):
     """What a save does to the steps on disk."""
 
@@ -276,7 +296,7 @@ class Changes(NamedTuple):
 
 
 def parse_changes(value: Sequence[Any]) -> Changes:
-    """The changes, after it went through JSON."""
+    """The changes, after they went through JSON."""
     base, *rest = value
     return Changes(None if base is None else Identity(*base), *rest)
 
@@ -311,24 +331,18 @@ def of_interest(trail: Trail, step: int, names: Iterable[int]) -> set[int]:
 
 
 def decide_changes(
-    trail: Trail,
-    step: int,
-    there: Collection[int],
-    *,
-    directory: str,
-    overwrite: bool = False,
-    force: bool = False,
-    moves: bool = True,
+    trail: Trail, request: SaveRequest, there: Collection[int], directory: str, moves: bool
 ) -> Changes:
-    """What a save of ``step`` does; the caller has asked ``repeats`` before. Raises CheckpointExists if this Checkpointer may
+    """What a save does; the caller has asked ``repeats`` before. Raises CheckpointExists if this Checkpointer may
     not leave the steps that are there (``there``: at least those of interest). Without ``moves``, as in an object store,
     damaged steps stay, since they may become readable again, and one of this number is replaced.
     """
-    replaces = overwrite or step in trail.uncertain or (not moves and step in trail.damaged)
+    step, failed = request.step, request.step in trail.uncertain
+    replaces = request.overwrite or failed or (not moves and step in trail.damaged)
     detached = any(one.step == step for one in trail.detached)
-    again = detached and step in trail.uncertain and not (overwrite or trail.may_retire)
+    again = detached and failed and not (request.overwrite or trail.may_retire)
     if trail.is_ahead(step) and not again:
-        return _going_on(trail, step, there, directory, replaces, force, moves)
+        return _going_on(trail, request, there, directory, replaces, moves)
     damaged = _one(step, trail.damaged, moves and not replaces)
     newer = sorted(other for other in there if other > step and other not in trail.damaged)
     if step in trail.own and (replaces or damaged):
@@ -339,25 +353,23 @@ def decide_changes(
     taken = step in there and step not in trail.damaged
     if taken and not replaces:
         raise _taken(directory, step, trail, there)
-    if newer and not taken and not force:
+    if newer and not taken and not request.force:
         raise _older(directory, step, newer, trail)
     if newer:
         return Changes(set_aside=damaged, replaces=replaces, detached=True, truncates=False)
-    return _going_on(
-        trail, step, there, directory, replaces, force, moves
-    )  # what was newer is gone
+    return _going_on(trail, request, there, directory, replaces, moves)  # what was newer is gone
 
 
 def _going_on(
     trail: Trail,
-    step: int,
+    request: SaveRequest,
     there: Collection[int],
     directory: str,
     replaces: bool,
-    force: bool,
     moves: bool,
 ) -> Changes:
     """The changes of a save that continues from the head or the end of the trail, or begins one."""
+    step = request.step
     base = trail.continued_from(step)
     newer = of_interest(trail, step, there)
     damaged = newer & trail.damaged.keys()
@@ -365,7 +377,7 @@ def _going_on(
     if others and not trail.may_retire and not (replaces and step in others):
         if step in others:
             raise _taken(directory, step, trail, there)
-        if not force:
+        if not request.force:
             raise _older(directory, step, sorted(others), trail)
         return Changes(set_aside=_one(step, damaged, moves), detached=True, truncates=False)
     if base is None and not trail.may_retire:

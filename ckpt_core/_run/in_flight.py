@@ -6,6 +6,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from ckpt_core._background.pending import PendingSave, unfinished, wait_for_saves
@@ -82,13 +83,14 @@ def wait_for_others(saves: Sequence[SaveSlot], timeout_secs: float, name: str = 
         wait_for_saves(f"{save.directory}/{name}" if name else save.directory, timeout_secs, own)
 
 
+@dataclass
 class SaveSlot:
     """At most one background save; its error is raised once, to the first caller that asks."""
 
-    def __init__(self, directory: str) -> None:
-        self.directory = directory
-        self._now: tuple[PendingSave, int] | None = None
-        self.raise_lock = threading.Lock()  # held while an error is raised, so only once
+    directory: str
+    _now: tuple[PendingSave, int] | None = None
+    # held while an error is raised, so only once
+    raise_lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def running(self) -> bool:
@@ -178,16 +180,16 @@ class SaveSlot:
                 )
 
 
+@dataclass
 class Turns:
     """The lock of one object, its background saves and the name of the running call; see ``in_turn``."""
 
-    def __init__(self, directory: str, saves: Sequence[SaveSlot], timeout_secs: float) -> None:
-        self.directory = directory
-        self.saves = saves
-        self.timeout_secs = timeout_secs
-        # RLock is implemented in C: a signal handler cannot interrupt its acquire or release.
-        self.lock = threading.RLock()
-        self.doing: str | None = None
+    directory: str
+    saves: Sequence[SaveSlot]
+    timeout_secs: float
+    # RLock is implemented in C: a signal handler cannot interrupt its acquire or release.
+    lock: Any = field(default_factory=threading.RLock)
+    doing: str | None = None
 
 
 class TakesTurns(Protocol):

@@ -12,8 +12,6 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from ckpt_core._directory import Backend, Claim, introduction, is_dead, is_locked, this_owner
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError
@@ -128,27 +126,6 @@ class Lease:
         self._closed = True
         if self._claim is not None:
             self._claim.close()
-
-
-@dataclass(frozen=True)
-class Guard:
-    """The lease, with more work at the two moments of a save at which it is asked (``SaveJob.guard``)."""
-
-    lease: Lease
-    # Called after the claim, before the save writes anything.
-    at_begin: Callable[[], object] | None = None
-    # Called after the ownership check, right before the commit.
-    at_commit: Callable[[], object] | None = None
-
-    def claim(self) -> None:
-        self.lease.claim()
-        if self.at_begin is not None:
-            self.at_begin()
-
-    def check(self) -> None:
-        self.lease.check()
-        if self.at_commit is not None:
-            self.at_commit()
 
 
 def is_abandoned(directory: str, backend: Backend, locks_work: bool) -> bool:

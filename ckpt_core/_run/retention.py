@@ -9,7 +9,7 @@ import contextlib
 import errno
 import time
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from ckpt_core._directory import is_locked, why_immovable
 from ckpt_core._errors import CheckpointError
@@ -27,24 +27,16 @@ RETIRED = "retired"
 _PAUSE_SECS = 0.05
 
 
+@dataclass
 class Retention:
     """Decides which steps of a directory stay (all without a policy), and deletes or moves the others."""
 
-    def __init__(
-        self,
-        run: RunDirectory,
-        policy: keep.KeepPolicy | None,
-        lease: Lease,
-    ) -> None:
-        self._lease = lease
-        self._steps = run.steps
-        self._backend = run.backend
-        self._moves = run.local
-        self.policy = policy
-        self._options = run.options
-        self._unneeded_since: dict[int, float] = {}
-        self._known: dict[int, keep.StepFacts] = {}
-        self._said_no_metric = False
+    run: RunDirectory
+    policy: keep.KeepPolicy | None
+    lease: Lease
+    _unneeded_since: dict[int, float] = field(default_factory=dict[int, float])
+    _known: dict[int, keep.StepFacts] = field(default_factory=dict[int, keep.StepFacts])
+    _said_no_metric: bool = False
 
     def apply(self, saved: int, listing: Listing, but: Set[int], damaged: Set[int]) -> None:
         """Deletes the steps that no policy keeps. ``saved`` was just committed; those in ``but`` were removed
@@ -56,18 +48,17 @@ class Retention:
             try:
                 self._delete(step, listing)
             except BlockingIOError:
-                logger.info(
-                    "%s is being read, or waited for, and stays for now", self._path(step, listing)
-                )
+                path = self.run.steps.path(step, listing)
+                logger.info("%s is being read, or waited for, and stays for now", path)
             except (OSError, CheckpointError) as error:
-                logger.warning("could not delete %s: %s", self._path(step, listing), error)
+                logger.warning("could not delete %s: %s", self.run.steps.path(step, listing), error)
                 self._send_event("delete_failed", step, error)
 
     def clean(self) -> None:
         """Removes the temporary directories that dead writers left of unfinished saves; on process 0 alone."""
-        removed = self._backend.clean(self._steps.directory)
+        removed = self.run.backend.clean(self.run.path)
         if removed:
-            logger.info("%s: removed %d unfinished saves", self._steps.directory, len(removed))
+            logger.info("%s: removed %d unfinished saves", self.run.path, len(removed))
 
     # ---------------------------------------------------------------- steps removed together
 
@@ -76,7 +67,7 @@ class Retention:
     ) -> list[Removal]:
         """The steps of a listing among ``steps``, under every directory name that they have; ``into`` None deletes them."""
         return [
-            Removal(name, step, self._steps.token(name), into)
+            Removal(name, step, self.run.steps.saved(name).token, into)
             for step in steps
             for name in listing.directories(step)
         ]
@@ -84,8 +75,8 @@ class Retention:
     def refuse_read(self, steps: Sequence[Removal]) -> None:
         """Raises CheckpointError if one of the steps is being read."""
         for one in steps:
-            path = f"{self._steps.directory}/{one.name}"
-            if self._moves and is_locked(f"{path}/{RECORD_FILE}"):
+            path = f"{self.run.path}/{one.name}"
+            if self.run.local and is_locked(f"{path}/{RECORD_FILE}"):
                 raise CheckpointError(
                     f"{path} is being read, by this process or another: try again when that has ended"
                 )
@@ -112,24 +103,24 @@ class Retention:
         """Ends what ``remove`` began, perhaps in a writer that died."""
         if not run.removals:
             return
-        steps, token = self._steps.names.parse, self._steps.token
-        found = [one for one in run.removals if steps(one.name) == one.step]
-        self._remove_all([one for one in found if token(one.name) == one.token], wait_secs)
+        found = (one for one in run.removals if self.run.steps.names.parse(one.name) == one.step)
+        same = [one for one in found if self.run.steps.saved(one.name).token == one.token]
+        self._remove_all(same, wait_secs)
         self._put(replace(run, removals=()))
 
     def _refuse_immovable(self, steps: Sequence[Removal]) -> None:
         """Raises PermissionError, before anything is removed, if a step is another user's who did not share it."""
         names = (name for one in steps for name in (one.name, one.into) if name)
-        for path in (f"{self._steps.directory}/{name}" for name in names if self._moves):
+        for path in (f"{self.run.path}/{name}" for name in names if self.run.local):
             if why := why_immovable(path):
                 raise PermissionError(errno.EACCES, why, path)
 
     def _put(self, run: RunFile) -> None:
         self._refuse_after_takeover()
         if run == RunFile():
-            self._backend.remove(self._steps.directory, RUN_FILE)
+            self.run.backend.remove(self.run.path, RUN_FILE)
         else:
-            self._backend.put(self._steps.directory, RUN_FILE, run.dump())
+            self.run.backend.put(self.run.path, RUN_FILE, run.dump())
 
     def _remove_all(self, steps: Iterable[Removal], wait_secs: float) -> None:
         deadline = time.monotonic() + wait_secs
@@ -139,15 +130,15 @@ class Retention:
         self._refuse_after_takeover()
 
     def _refuse_after_takeover(self) -> None:
-        if self._lease.claimed:  # a tool or a deletion may do without
-            self._lease.check()
+        if self.lease.claimed:  # a tool or a deletion may do without
+            self.lease.check()
 
     def _drop(self, removal: Removal, deadline: float) -> None:
-        path = f"{self._steps.directory}/{removal.name}"
+        path = f"{self.run.path}/{removal.name}"
         self._forget(removal.step)
         while True:
             try:
-                self._backend.delete(path, removal.into)
+                self.run.backend.delete(path, removal.into)
             except FileNotFoundError:
                 return  # whoever began to remove it was further than it seemed
             except BlockingIOError:
@@ -169,16 +160,13 @@ class Retention:
 
     # -------------------------------------------------------------------------------- policies
 
-    def _path(self, step: int, listing: Listing) -> str:
-        return self._steps.path(step, listing)
-
     def _delete(self, step: int, listing: Listing) -> None:
-        trash = self._options.trash_directory
+        trash = self.run.options.trash_directory
         # the first name is the one that counts: it goes last, so that no older one counts in between
         for name in reversed(self._own(listing.directories(step))):
-            path = f"{self._steps.directory}/{name}"
-            with unless_wanted(path, self._moves):
-                self._backend.delete(path, trash)
+            path = f"{self.run.path}/{name}"
+            with unless_wanted(path, self.run.local):
+                self.run.backend.delete(path, trash)
             logger.info("deleted %s", path)
         self._forget(step)
         self._send_event("deleted", step)
@@ -188,14 +176,14 @@ class Retention:
         self._known.pop(step, None)
 
     def _send_event(self, kind: Kind, step: int, error: Exception | None = None) -> None:
-        path = self._steps.new_path(step)
+        path = self.run.steps.new_path(step)
         event = Event(kind=kind, path=path, step=step, error=error)
-        tell(event, self._options.on_event)
+        tell(event, self.run.options.on_event)
 
     def explain(self, damaged: Set[int]) -> dict[int, str]:
         """For every step whether it stays, and why."""
         self._known.clear()  # another process may have written steps since
-        listing = self._steps.look()
+        listing = self.run.steps.look()
         steps = listing.committed()
         kept = self._kept(steps, listing, damaged)
         return {
@@ -211,7 +199,7 @@ class Retention:
         unneeded = [step for step in steps if step not in kept]
         now = time.monotonic()
         self._unneeded_since = {step: self._unneeded_since.get(step, now) for step in unneeded}
-        grace_secs = self._options.delete_grace_secs
+        grace_secs = self.run.options.delete_grace_secs
         return [step for step in unneeded if now - self._unneeded_since[step] >= grace_secs]
 
     def _facts(self, step: int, listing: Listing) -> keep.StepFacts | None:
@@ -219,7 +207,7 @@ class Retention:
         facts = self._known.get(step)
         if facts is None:
             with contextlib.suppress(CheckpointError, OSError):  # what cannot be read stays
-                facts = self._steps.facts(step, listing)
+                facts = self.run.steps.facts(step, listing)
         if facts is not None:
             self._known[step] = facts
         return facts
@@ -248,7 +236,7 @@ class Retention:
 
     def _own(self, names: Iterable[str]) -> list[str]:
         """Of the directories of a step those whose prefix this run's steps have, or none: no policy deletes others."""
-        other = self._steps.names.is_of_another_series
+        other = self.run.steps.names.is_of_another_series
         return [name for name in names if not other(name)]
 
     def _keep_unranked(
@@ -265,7 +253,7 @@ class Retention:
             logger.warning(
                 "%s: no step has the metric %s by which steps are kept, so none is kept or deleted for it: pass it "
                 "to save(metrics=). The steps have %s. This is said once",
-                self._steps.directory,
+                self.run.path,
                 ", ".join(map(repr, absent)),
                 f"the metrics {', '.join(map(repr, sorted(found)))}" if found else "no metrics",
             )
@@ -275,7 +263,7 @@ class Retention:
             logger.warning(
                 "%s: step %d has the metrics %s, and not %s by which steps are kept, so it has no rank, and is not "
                 "deleted for one: pass it to save(metrics=). This is said once",
-                self._steps.directory,
+                self.run.path,
                 odd[-1].step,
                 ", ".join(map(repr, sorted(odd[-1].metrics))),
                 ", ".join(map(repr, sorted(ranks_by))),

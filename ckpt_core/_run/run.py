@@ -10,7 +10,7 @@ import contextlib
 import os
 import secrets
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,9 +21,8 @@ from ckpt_core._errors import CheckpointCorrupt, CheckpointError, GraceExceeded,
 from ckpt_core._operation import logger
 from ckpt_core._results import RestoredStep
 from ckpt_core._run import history
-from ckpt_core._run.decision import SaveDecision
-from ckpt_core._run.disk import Disk, SaveRequest
-from ckpt_core._run.history import Changes, Identity, Trail
+from ckpt_core._run.disk import Disk, SaveGuard
+from ckpt_core._run.history import Changes, Identity, SaveRequest, Trail
 from ckpt_core._run.in_flight import (
     SaveSlot,
     raise_failures,
@@ -33,11 +32,11 @@ from ckpt_core._run.in_flight import (
 )
 from ckpt_core._run.lease import Lease
 from ckpt_core._run.policies import keep, when
-from ckpt_core._run.preemption import Preemption
+from ckpt_core._run.preemption import Preemption, SaveDecision
 from ckpt_core._run.retention import Retention
 from ckpt_core._run.run_file import parse_run_file
 from ckpt_core._run.steps import Following, RunDirectory
-from ckpt_core._run.tiers import LocalTier, NotReplaced, StepToSave, Tiers, open_local
+from ckpt_core._run.tiers import LocalTier, StepToSave, Tiers, open_local
 from ckpt_core._run.unread import UnreadValues
 from ckpt_core._save import Links, RecordFields, Save, make_job, take_snapshot
 
@@ -61,8 +60,7 @@ class Run:
         self._processes = processes
         self._asynchronous = asynchronous
         lease = Lease(directory.path, directory.backend)
-        self._retention = Retention(directory, keep_policy, lease)
-        self.disk = Disk(directory, self._retention, lease)
+        self.disk = Disk(directory, Retention(directory, keep_policy, lease), lease)
         self.local: LocalTier | None = None
         if local_directory is not None:
             self.local = open_local(local_directory, directory)
@@ -73,13 +71,10 @@ class Run:
         persist = options.persist_policy
         listening = save_policy if persist is None else when.any_of(save_policy, persist)
         self.preemption = Preemption(processes, listening, options)
-
-        def deciding(policy: when.Decision, newest: Callable[[], int | None]) -> SaveDecision:
-            return SaveDecision(policy, processes, self.preemption, newest, options.timeout_secs)
-
-        self.decision = deciding(save_policy, self.tiers.latest)
+        asked = processes, self.preemption, options.timeout_secs
+        self.decision = SaveDecision(save_policy, self.tiers.latest, *asked)
         self._persist_decision = (
-            None if persist is None else deciding(persist, directory.steps.latest)
+            None if persist is None else SaveDecision(persist, directory.steps.latest, *asked)
         )
         self.following = Following(directory)
         self._unread = UnreadValues()
@@ -92,7 +87,7 @@ class Run:
         self._persisted = ""  # token of the last save that the persistent directory got
         self._said_repeated = self.listed = False
         if not directory.read_only:
-            self.on_first("open a run", self._retention.clean)
+            self.on_first("open a run", self.disk.retention.clean)
 
     # ------------------------------------------------------------------------------------ save
 
@@ -237,7 +232,7 @@ class Run:
             if local is not None:
                 local.delete(parse_run_file(run.encode(), self.directory.path))
             self.trail = replace(trail, lineage=lineage, saves=0)
-        return changes if isinstance(changes, Changes) else history.parse_changes(changes)
+        return history.parse_changes(changes)
 
     def on_first(self, call: str, work: Callable[[], Any]) -> Any:
         """The result of ``work``, plain JSON values, which process 0 runs; if it fails, every process raises. All must call
@@ -259,18 +254,17 @@ class Run:
         tier = self.local
         persistent: Save | None = None
         saves: list[Save] = []
-        writes: list[tuple[SaveSlot, str, Callable[[], None], SaveSlot | None]] = []
+        writes: list[tuple[SaveSlot, str, Callable[[], None]]] = []
         if tier is not None:
             save, work = self._prepare_local(tier, contents, changes)
             saves.append(save)
-            writes.append((tier.in_flight, save.job.target, work, None))
+            writes.append((tier.in_flight, save.job.target, work))
         if persists:
             persistent = self._prepare_persistent(contents, request, changes)
             saves.append(persistent)
-            # what replaces a step goes first, and the local save waits for it
-            at = 0 if changes.persistent_first else len(writes)
-            path, after = persistent.job.target, tier and tier.in_flight
-            writes.insert(at, (self._persistent, path, persistent.run, after))
+            writes.append((self._persistent, persistent.job.target, persistent.run))
+        if changes.persistent_first:
+            writes.reverse()
         low = self._asynchronous and self._options.background_priority == "low"
         try:
             # where local directories take every save, the caller does not wait for the other disk
@@ -279,13 +273,14 @@ class Run:
             if persists and self._persist_decision is not None:
                 self._persist_decision.save_began(contents.step)
             if self._asynchronous or tier is not None:
-                for in_flight, path, work, after in writes:
-                    in_flight.start(contents.step, path, work, after, low=low)
+                before: SaveSlot | None = None
+                for in_flight, path, work in writes:
+                    in_flight.start(contents.step, path, work, before, low=low)
+                    before = in_flight
             elif persistent is not None:
                 persistent.run()
         except BaseException as error:
             if persistent is not None and persistent.undo():  # else its thread is running
-                contents.decided.set()  # the local save may wait for it
                 if tier is not None and isinstance(error, Exception):
                     wait_for_all([tier.in_flight])  # it comes before what failed
                 identity = Identity(contents.step, contents.token)
@@ -300,23 +295,18 @@ class Run:
         self, local: LocalTier, contents: StepToSave, changes: Changes
     ) -> tuple[Save, Callable[[], None]]:
         """The local save, and what then writes it."""
-
-        def replaced_first() -> None:
-            contents.decided.wait()
-            if self._persisted != contents.token:
-                raise NotReplaced(f"step {contents.step} was not replaced in {self.directory.path}")
-
-        # Until an overwrite is acknowledged a restart finds the old value, in each tier; then the new one.
-        save, work = local.prepare(contents, replaced_first if changes.persistent_first else None)
+        save, work = local.prepare(contents, replaced_first=changes.persistent_first)
 
         # what waits for the next call holds no arrays
         identity = Identity(contents.step, contents.token)
 
         def save_and_note() -> None:
             try:
+                # until an overwrite is acknowledged, a restart finds the old value in each tier
+                if changes.persistent_first and self._persisted != identity.token:
+                    save.give_up(CheckpointError(f"it was not replaced in {self.directory.path}"))
+                    return  # the other save raises the reason
                 work()
-            except NotReplaced:
-                return  # the other save raises the reason
             except BaseException:
                 if contents.step not in local.complete:
                     self._outcomes.append(lambda trail: history.local_failed(trail, identity.step))
@@ -342,7 +332,7 @@ class Run:
             self._options,
             overwrite=changes.replaces,
             step=contents.step,
-            guard=self.disk.guard(trail, request, changes, contents.token, path),
+            guard=SaveGuard(self.disk, trail, request, changes, contents.token, path),
             links=self._links,
             token=contents.token,
             parent=contents.parent,
@@ -364,8 +354,6 @@ class Run:
                 self._outcomes.append(lambda now: history.persistent_failed(now, identity))
             raise
         finally:
-            if changes.persistent_first:
-                contents.decided.set()
             contents.release()
         self._outcomes.append(lambda trail: history.saved(trail, identity, changes))
         if self._processes.index == 0:
@@ -412,10 +400,13 @@ class Run:
         """The saved tree of one step."""
         arguments.setdefault("options", self._options)
         request = _load.request_from("load", like, arguments)
-        with self._handing_no_damage_on():
+        try:
             found = self.tiers.load(
                 step, lambda opening: _load.load_checkpoint(opening, like, item, request, step)
             )
+        except BaseException as error:
+            self._link_no_damage(error)
+            raise
         self._unread.took(step, item)
         return found
 
@@ -432,11 +423,11 @@ class Run:
             asked = self.on_first(f"find step {step}", lambda: self.tiers.prefers_local(step))
             local_first = bool(asked)
         try:
-            with self._handing_no_damage_on():
-                restored, token = self.tiers.restore(
-                    step, local_first, targets, request, by_number=by_number
-                )
+            restored, token = self.tiers.restore(
+                step, local_first, targets, request, by_number=by_number
+            )
         except BaseException as error:
+            self._link_no_damage(error)
             self._unread.failed(targets, error)
             raise
         self._unread.watch(restored, targets, request.rules.unexpected)
@@ -451,14 +442,10 @@ class Run:
         if self.local is not None:
             self.local.begin_restore()
 
-    @contextlib.contextmanager
-    def _handing_no_damage_on(self) -> Generator[None]:
+    def _link_no_damage(self, error: BaseException) -> None:
         """After damage, the next save hard-links no earlier files: they may be the damaged ones."""
-        try:
-            yield
-        except CheckpointCorrupt:
+        if isinstance(error, CheckpointCorrupt):
             self._links.forget()
-            raise
 
     def forget_stale_local(self) -> None:
         """After a removal that failed or was interrupted: local steps that count no more are forgotten."""
@@ -471,7 +458,7 @@ class Run:
 
     def explain(self) -> dict[int, str]:
         """For every step in the persistent directory whether it stays, and why."""
-        return self._retention.explain({*self.trail.damaged})
+        return self.disk.retention.explain({*self.trail.damaged})
 
     def end(self) -> GraceExceeded | None:
         """Waits for running saves and releases the claims; returns an error if the grace period ran out."""

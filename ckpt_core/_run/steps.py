@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ckpt_core import _processes
 from ckpt_core._directory import (
@@ -19,6 +19,7 @@ from ckpt_core._directory import (
     StepNames,
     deleting,
     kind_at,
+    make_secret,
     reading,
     refuse_lost_link,
     resolve,
@@ -35,7 +36,7 @@ from ckpt_core._format.record import RECORD_FILE, Record, load_record
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes
 from ckpt_core._run import history
-from ckpt_core._run.history import Identity
+from ckpt_core._run.history import Identity, Saved
 from ckpt_core._run.policies import keep
 from ckpt_core._run.run_file import MOST_BYTES, RUN_FILE, RunFile, parse_run_file
 from ckpt_core._saved import Checkpoint, NativeCheckpoint, open_in, refuse_file_for_steps
@@ -85,14 +86,16 @@ class Listing:
     names: Mapping[int, list[str]]
     # Whether the directory of this name has a committed checkpoint.
     is_checkpoint: Callable[[str], bool]
-    # Unix seconds of the checkpoint in the directory of this name; 0 if unknown.
-    created: Callable[[str], float]
+    # What the record in the directory of this name says of its save.
+    saved: Callable[[str], Saved]
     run: RunFile  # the steps that it names as being removed are not among the names
 
     def directories(self, step: int) -> list[str]:
         """Names of the directories with a committed step of this number; the newest one first, which counts."""
         found = [name for name in self.names.get(step, ()) if self.is_checkpoint(name)]
-        return found if len(found) < 2 else sorted(found, key=self.created, reverse=True)
+        if len(found) < 2:
+            return found
+        return sorted(found, key=lambda name: self.saved(name).created_unix_secs, reverse=True)
 
     def has(self, step: int) -> bool:
         """Whether a step of this number is committed, under any of its possible names."""
@@ -103,78 +106,53 @@ class Listing:
         return sorted(filter(self.has, self.names if among is None else among))
 
 
+@dataclass(frozen=True)
 class Steps:
     """The committed steps below a directory; every call lists the directory again."""
 
-    def __init__(
-        self,
-        directory: str,
-        local: bool,
-        backend: Backend,
-        names: StepNames,
-        options: Options | None = None,
-    ) -> None:
-        self._options = options
-        self._local = local
-        self.directory = directory
-        self._backend = backend
-        self.names = names
-        self._renames = "://" not in directory
+    directory: str  # absolute, or a URL
+    local: bool  # in a file system, which can rename
+    backend: Backend
+    names: StepNames
+    options: Options | None = None
 
     def look(self) -> Listing:
         """Lists the directory."""
         found: dict[int, list[str]] = {}
-        inside = self._backend.look(self.directory)
+        inside = self.backend.look(self.directory)
         run = self.run_file() if RUN_FILE in inside.hidden else RunFile()
         removals = [one for one in run.removals if one.name in inside.children]
-        gone = {one.name for one in removals if one.token == self.token(one.name)}
+        gone = {one.name for one in removals if one.token == self.saved(one.name).token}
         for name in inside.children:
             step = self.names.parse(name)
             if step is None or name in gone:
                 continue
             names = found.setdefault(step, [])
             names.insert(0 if name == self.names.name(step) else len(names), name)
-        return Listing(found, inside.is_checkpoint, self._created, run)
+        return Listing(found, inside.is_checkpoint, self.saved, run)
 
     def run_file(self) -> RunFile:
         """Which saves of the run count."""
-        data = self._backend.read(self.directory, RUN_FILE, MOST_BYTES)
+        data = self.backend.read(self.directory, RUN_FILE, MOST_BYTES)
         return parse_run_file(data, self.directory)
 
-    def _record(self, name: str) -> Record | None:
-        """The record in a directory; None if there is none, as where Orbax wrote it."""
-        data = self._backend.read(f"{self.directory}/{name}", RECORD_FILE)
-        return None if data is None else load_record(data)
-
-    def token(self, name: str) -> str:
-        """Token of the save in a directory; empty if Orbax wrote it, ``?`` if its record cannot be read."""
+    def saved(self, name: str) -> Saved:
+        """What the record in a directory of this name says of its save."""
         try:
-            return record.token if (record := self._record(name)) else ""
+            data = self.backend.read(f"{self.directory}/{name}", RECORD_FILE)
+            return Saved("") if data is None else saved_by(load_record(data))
         except CheckpointCorrupt:
-            return "?"
-
-    def _created(self, name: str) -> float:
-        try:
-            return record.created_unix_secs if (record := self._record(name)) else 0.0
-        except CheckpointCorrupt:
-            return 0.0
+            return Saved("?")
 
     def saves(self) -> history.Saves:
         """What is known of each committed step; reads every record."""
-        listing = self.look()
-        newest = {step: listing.directories(step)[:1] for step in listing.committed()}
-        return {step: self._save(name) for step, names in newest.items() for name in names}
-
-    def _save(self, name: str) -> tuple[str, Identity | None, float]:
-        """Token and parent of the save in a directory, and when it was made, as far as its record can be read."""
-        try:
-            record = self._record(name)
-        except (CheckpointCorrupt, NewerFormat, PermissionError):
-            return "?", None, 0.0
-        if record is None:
-            return "", None, 0.0
-        parent = Identity(*record.parent) if record.parent else None
-        return record.token, parent, record.created_unix_secs
+        listing, found = self.look(), dict[int, Saved]()
+        for step in listing.committed():
+            for name in listing.directories(step)[:1]:
+                found[step] = Saved("?")
+                with contextlib.suppress(NewerFormat, PermissionError):
+                    found[step] = self.saved(name)
+        return found
 
     def strays(self) -> dict[int, int]:
         """See ``history.strays``."""
@@ -184,22 +162,24 @@ class Steps:
         """The steps of a copy that are not of the history of what it was copied from."""
         return history.strays_of_copy(source.saves(), self.saves())
 
-    def not_continued(self, step: int, record: Record, listing: Listing) -> int | None:
+    def not_continued(
+        self, step: int, record: Record, listing: Listing, local: history.Saves
+    ) -> int | None:
         """The step for which a step is one of ``history.strays``. Looks at its nearest ancestors alone, and at what lies between
-        them: ``ckpt doctor`` looks at all.
+        them, here or among the ``local`` steps: ``ckpt doctor`` looks at all that are here.
         """
         leaves = sum(len(item.paths) for item in record.items.values())
-        parent = Identity(*record.parent) if record.parent else None
-        saves = {step: (record.token, parent, record.created_unix_secs)}
+        saves = {one: save for one, save in local.items() if one < step}
+        saves[step] = saved_by(record)
         numbers, at = sorted(listing.names), step
-        for _ in range(min(_ANCESTORS, 1 + _LEAVES // (1 + leaves)) if self._local else 1):
-            if at not in saves or (parent := saves[at][1]) is None:
+        for _ in range(min(_ANCESTORS, 1 + _LEAVES // (1 + leaves)) if self.local else 1):
+            if at not in saves or (parent := saves[at].parent) is None:
                 break
             first, last = (bisect.bisect_left(numbers, one) for one in (parent.step, at))
             for one in numbers[first:last]:
                 for name in listing.directories(one)[:1]:
-                    with contextlib.suppress(OSError):
-                        saves[one] = self._save(name)
+                    with contextlib.suppress(OSError, NewerFormat):
+                        saves[one] = self.saved(name)
             at = parent.step
         return history.strays(saves).get(step)
 
@@ -238,15 +218,15 @@ class Steps:
                     return self.opened(found[0])
             except CheckpointNotFound:
                 pass  # deleted since the listing, or replaced
-            if not self._renames:
+            if not self.local:
                 break
-        if self._renames:
+        if self.local:
             refuse_lost_link(self.path(step))
         raise self._absent(step, beside)
 
     def opened(self, name: str) -> Checkpoint:
         """The step in a directory of this name, with its metadata read."""
-        return open_in(self._backend, f"{self.directory}/{name}", self._local, self._options)
+        return open_in(self.backend, f"{self.directory}/{name}", self.local, self.options)
 
     def refuse_absent(self, step: int, beside: Collection[int] = ()) -> None:
         """Raises CheckpointNotFound, which names ``beside``, too, if there is no such step; damaged steps exist."""
@@ -277,6 +257,12 @@ class Steps:
 def stray_text(parent: int, verb: str = "continues") -> str:
     """What is said of steps that do not continue a step which was saved later, beneath them."""
     return f"{verb} another save than step {parent} here, as in a copy of a run that went back, made without deletion"
+
+
+def saved_by(record: Record) -> Saved:
+    """What a record says of its save."""
+    parent = Identity(*record.parent) if record.parent else None
+    return Saved(record.token, parent, record.created_unix_secs)
 
 
 def facts_of(step: int, opened: Checkpoint) -> keep.StepFacts:
@@ -319,7 +305,8 @@ def open_run_directory(
 
 
 def find_run(directory: RunDirectory, *, make: bool) -> RunFile:
-    """The run file, as process 0 sees them; all processes must call it. With ``make`` a run without a name gets one.
+    """The run file, as process 0 sees it; all processes must call it. With ``make`` a run without a name gets one, and several
+    processes the file of their secret.
     Local steps are found by that name alone, so steps that another run left in the same local directory are never restored:
     neither if its persistent directory was deleted, nor if this one is a copy of it.
     """
@@ -330,6 +317,10 @@ def find_run(directory: RunDirectory, *, make: bool) -> RunFile:
             name = f"run-{secrets.token_hex(8)}"
             run = replace(run, name=name, current=secrets.token_hex(8))
             directory.backend.put(directory.path, RUN_FILE, run.dump())
+        several = directory.local and directory.processes.count > 1
+        if make and several and directory.options.peer_secret_file is None:
+            with contextlib.suppress(OSError):  # it is met again where all meet
+                make_secret(directory.path)
         return run.dump().decode()
 
     together = directory.processes.round(
@@ -338,16 +329,14 @@ def find_run(directory: RunDirectory, *, make: bool) -> RunFile:
     return parse_run_file(together.first(text).encode(), directory.path)
 
 
+@dataclass
 class Following:
     """The steps of a directory, one after the other. The lock is on another file than that of readers: a step that is wanted
     is not deleted by retention, but training that goes back need not wait for whoever evaluates a step that it leaves.
     """
 
-    def __init__(self, directory: RunDirectory) -> None:
-        self._steps = directory.steps
-        self._locks = directory.local
-        self._directory = directory
-        self._wanted = contextlib.ExitStack()
+    directory: RunDirectory
+    _wanted: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def wait(self, after: int | None, timeout_secs: float | None) -> int | None:
         """Blocks until the newest step is newer than ``after``; returns it, or None on timeout; all processes must call it.
@@ -364,16 +353,16 @@ class Following:
                 "timeout_secs must be a number of seconds, or None for no limit, got nan"
             )
         wait_secs = math.inf if timeout_secs is None else max(0.0, float(timeout_secs))
-        limit_secs = self._directory.options.timeout_secs + wait_secs
+        limit_secs = self.directory.options.timeout_secs + wait_secs
         work = functools.partial(self._wait, after, wait_secs)
-        return self._directory.processes.round("wait for a new step", limit_secs).first(work)
+        return self.directory.processes.round("wait for a new step", limit_secs).first(work)
 
     def _wait(self, after: int | None, timeout_secs: float) -> int | None:
         """The same in one process."""
         self.end()
         deadline = time.monotonic() + timeout_secs
         while True:
-            newest = self._steps.latest()
+            newest = self.directory.steps.latest()
             if newest is not None and (after is None or newest > after) and self._want(newest):
                 return newest
             left = deadline - time.monotonic()
@@ -383,16 +372,16 @@ class Following:
 
     def _want(self, step: int) -> bool:
         """Keeps a step; whether it is still there."""
-        listing = self._steps.look()
+        listing = self.directory.steps.look()
         names = listing.directories(step)
         if not names:
             return False
-        if self._locks:
+        if self.directory.steps.local:
             try:
-                path = f"{self._steps.directory}/{names[0]}/{orbax_write.STEP_METADATA}"
+                path = f"{self.directory.path}/{names[0]}/{orbax_write.STEP_METADATA}"
                 self._wanted.enter_context(reading(path, b""))
             except FileNotFoundError:  # deleted meanwhile, or a step of Orbax without that file
-                return self._steps.has(step)
+                return self.directory.steps.has(step)
         return True
 
     def end(self) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckpt_core import _adapters
@@ -19,28 +20,29 @@ from ckpt_core._tree import flatten
 _CONSTANT = ". A constant of the program is saved as ckpt.Json(...) or ckpt.Files(...)"
 
 
+_Pipeline = tuple[weakref.ref[Any], str | None, bool]
 _ARGUMENTS = frozenset(["metrics", "metadata", "options"])
 """Names of items that calls have for other things."""
 
 
+@dataclass
 class UnreadValues:
     """Results of the last restore that the caller never read, and items that it did not restore. The identity of the saved
     object tells nothing, because a loop updates its state before it saves. But if a restored value was never read, the state
     saved under its name cannot derive from it.
     """
 
-    def __init__(self) -> None:
-        self._step: int | None = None
-        self._returned: dict[str, Set[str]] = {}
-        """Item that a restore returned -> what was read of that restore."""
-        self._taken: set[str] = set()
-        self._left_out: Set[str] = frozenset()
-        self._pipelines: dict[str, tuple[weakref.ref[Any], str | None, bool]] = {}
-        """Item -> the last one, its position, None once the user was warned, and whether it was seen to move."""
-        self._asked: set[str] = set()
-        self._placed: dict[str, weakref.ref[Any]] = {}
-        """Item -> the object into which it was restored."""
-        self._half: Set[str] = frozenset()  # items of a restore that failed with objects set
+    _step: int | None = None
+    # item that a restore returned -> what was read of that restore
+    _returned: dict[str, Set[str]] = field(default_factory=dict[str, Set[str]])
+    _taken: set[str] = field(default_factory=set[str])
+    _left_out: Set[str] = frozenset()
+    # item -> the last one, its position, None once the user was warned, and whether it was seen to move
+    _pipelines: dict[str, _Pipeline] = field(default_factory=dict[str, _Pipeline])
+    _asked: set[str] = field(default_factory=set[str])
+    # item -> the object into which it was restored
+    _placed: dict[str, weakref.ref[Any]] = field(default_factory=dict[str, weakref.ref[Any]])
+    _half: Set[str] = frozenset()  # items of a restore that failed with objects set
 
     def watch(self, restored: Restored, targets: Mapping[str, Any], unexpected: str) -> None:
         """Notes which items a restore returned instead of setting in place, and which it left out. With

@@ -249,6 +249,11 @@ class Save(Write):
             self._refused = True
             self._round.refuse(error)
 
+    def give_up(self, error: BaseException) -> None:
+        """Tells the other processes and the listeners that this save does not begin."""
+        self.refuse(error)
+        self.operation.happened("save_failed", error=error)
+
     def agree(
         self,
         settings: Mapping[str, Any],
@@ -343,8 +348,7 @@ def take_snapshot(
                 one.refusal = error
             return
         for one in saves:
-            one.refuse(error)
-            one.operation.happened("save_failed", error=error)
+            one.give_up(error)
         raise
 
 

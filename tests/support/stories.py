@@ -27,14 +27,14 @@ def play(run: Run, story: str) -> None:
         found: list[Any] = []
         if name == "save":
             for step in _numbers(words):
-                found.append(run.save(step, **flags))
+                found.append(run.save(step, **flags, **named))
                 letters[run.value] = chr(ord("a") + saves)
             saves += 1
             wanted = wanted or "True"
         elif name in ("restart", "take_over", "lose_the_host"):
             getattr(run, name)(**named, asynchronous=False)
-        elif name == "read":
-            run.read()
+        elif name in ("read", "copy"):
+            getattr(run, name)(*_numbers(words))
         else:
             given = list(_numbers(words)) or [None]
             found += [getattr(run, name)(*[n for n in [one] if n is not None]) for one in given]

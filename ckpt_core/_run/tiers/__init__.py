@@ -24,7 +24,6 @@ from ckpt_core._run.steps import Listing, RunDirectory, facts_of, stray_text
 from ckpt_core._run.tiers.judge import Misfit, Stray
 from ckpt_core._run.tiers.local import LocalTier as LocalTier
 from ckpt_core._run.tiers.local import open_local as open_local
-from ckpt_core._run.tiers.save import NotReplaced as NotReplaced
 from ckpt_core._run.tiers.save import StepToSave as StepToSave
 from ckpt_core._saved import Checkpoint, NativeCheckpoint
 
@@ -115,7 +114,7 @@ class Tiers:
         if self._local is None or step not in self._local.complete:
             return False
         names = (listing or self._persistent.look()).directories(step)
-        return not names or not self._local.is_older(step, self._persistent.token(names[0]))
+        return not names or not self._local.is_older(step, self._persistent.saved(names[0]).token)
 
     def facts(self) -> list[StepFacts]:
         """The metrics of every step, but for those that are damaged, or gone; OSError or NewerFormat if one cannot be read now."""
@@ -143,21 +142,21 @@ class Tiers:
                 raise
         listing = self._persistent.look()
         names = listing.directories(step)
-        same = names and self._persistent.token(names[0]) == local[step]
+        same = names and self._persistent.saved(names[0]).token == local[step]
         if not same and self.prefers_local(step, listing):
             return self._local.opening(step)()
         return self._persistent.open(step, listing)
 
-    def opening(self, step: int) -> _load.Opening:
-        """A function that opens a step later, inside the processes' agreement on the result."""
-        return lambda: self.open(step)
-
     def load(self, step: int, load: Callable[[_load.Opening], T]) -> T:
         """What ``load`` makes of a step, from the tier that ``open`` takes; raises what ``restore`` does."""
         step = check_step(step)
+
+        def opening() -> Checkpoint:  # later, inside the processes' agreement on the result
+            return self.open(step)
+
         if self._local is None or step not in self._local.complete:
-            return load(self.opening(step))
-        found = self._local.read(step, load, self.opening(step))
+            return load(opening)
+        found = self._local.read(step, load, opening)
         if isinstance(found, (CheckpointError, OSError)):
             raise found
         return found
@@ -235,7 +234,8 @@ class Tiers:
         """On process 0, before a step is restored: what is wrong with its ancestors. Raises Stray if training went on beneath it
         from another save, unless the caller has named the step ``by_number``.
         """
-        if (other := self._persistent.not_continued(step, opened, listing)) is None:
+        local = {} if self._local is None else self._local.saves
+        if (other := self._persistent.not_continued(step, opened, listing, local)) is None:
             return ""
         text = f"{self.directory}: step {step} {stray_text(other)}"
         if by_number:

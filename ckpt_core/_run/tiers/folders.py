@@ -110,9 +110,9 @@ class Folders:
         # What the last look could not read, though nothing says that it is damaged; MAX_STEP if a folder could not be listed.
         self.unread: dict[int, Unread] = {}
         self._unread_own: dict[int, Unread] = {}  # without parts and copies in other folders
-        self.others: dict[int, int] = {}  # step -> the other number of processes that saved it
+        self.counts: dict[int, int] = {}  # step -> the other number of processes that saved it
         # Step and token of own parts that are left out -> whether damaged or unread, and what was found.
-        self.useless: dict[tuple[int, str], tuple[State, str]] = {}
+        self.left_out: dict[tuple[int, str], tuple[State, str]] = {}
         self._root = root
         self._options = directory.options
         self._leases_of_others: list[Lease] = []
@@ -125,18 +125,18 @@ class Folders:
         those of another number of processes are only noted.
         """
         own, beside, found = dict[int, Unread](), dict[int, Unread](), list[Place]()
-        self.others = {}
+        self.counts = {}
         for steps, step, opened in self._opened(own, beside):
             record, alone = opened.record, _part_of(steps)
             part, order = record.part or alone, run.order(step, record.token)
             if order is None or not part.writer < part.count == alone.count:
                 continue
             if part.count != self._count:
-                self.others[step] = part.count
+                self.counts[step] = part.count
                 continue
             mine, continues = steps is self.own, record.parent is not None
             mine = mine and contains(part.serves, self._index)
-            if not (mine and (step, record.token) in self.useless):
+            if not (mine and (step, record.token) in self.left_out):
                 seen = Seen(step, record.token, order, part.writer, part.serves, mine, continues)
                 found.append(Place(seen, opened))
         self.unread, self._unread_own = beside | own, own
@@ -147,7 +147,7 @@ class Folders:
         unread = dict[int, Unread]()
         for steps, _, opened in self._opened(unread, unread, key.step):
             record = opened.record
-            if record.token != key.token or (steps is self.own and key[:2] in self.useless):
+            if record.token != key.token or (steps is self.own and key[:2] in self.left_out):
                 continue
             if contains((record.part or _part_of(steps)).serves, key.writer):
                 return [f"{opened.path}/{name}" for name in (RECORD_FILE, *record.beside)]
@@ -170,17 +170,17 @@ class Folders:
         except Exception as error:  # whatever it is: the other processes wait for the answer
             found, problem = "unread", str(error) or type(error).__name__
         if problem and token is not None:
-            self.useless[step, token] = found, problem
+            self.left_out[step, token] = found, problem
         return found if problem else "whole"
 
     def why_unread(self, step: int, token: str) -> str:
         """Why this process's own part could not be read; empty if that was not tried, or worked."""
-        state, why = self.useless.get((step, token), ("whole", ""))
+        state, why = self.left_out.get((step, token), ("whole", ""))
         return why if state == "unread" else ""
 
     def try_again(self) -> None:
         """What could not be read may be readable now."""
-        self.useless = {one: why for one, why in self.useless.items() if why[0] != "unread"}
+        self.left_out = {one: why for one, why in self.left_out.items() if why[0] != "unread"}
 
     @contextlib.contextmanager
     def _noting(
@@ -199,11 +199,11 @@ class Folders:
         except CheckpointNotFound:
             pass  # deleted meanwhile
         except (CheckpointError, OSError) as error:
-            logger.warning("%s cannot be read: %s", path, error)
+            why = str(error) if path in str(error) else f"{path}: {error}"
+            logger.warning("a local step cannot be read: %s", why)
             number = error.errno if isinstance(error, OSError) else None
             forbidden = of_others and number in (errno.EACCES, errno.EPERM)
             if (step == MAX_STEP or is_unread(error)) and not forbidden:
-                why = str(error) if path in str(error) else f"{path}: {error}"
                 unread[step] = Unread(step, number or 0, why[:_MOST_TEXT], self._index)
 
     def _opened(
@@ -330,7 +330,7 @@ class Folders:
 
         copies = self._steps(f"{self.path}/{_copies_of(source, self._count)}")
         path = copies.path(step)
-        there = copies.token(os.path.basename(path))
+        there = copies.saved(os.path.basename(path)).token
         return Target(path, self.backend, self._options.durable, may_commit, there)
 
     # ---------------------------------------------------------------------------------- delete
@@ -356,7 +356,8 @@ class Folders:
 
     def discard(self, step: int) -> None:
         """Deletes this process's part of a step."""
-        self._delete_in(self.own, lambda other, _: other == step)
+        if self.is_mine():
+            self._delete_in(self.own, lambda other, _: other == step)
 
     def retain(self, kept: Collection[int], saved: str, sources: Sequence[int]) -> None:
         """Deletes own parts and copies of other steps than ``kept``, and copies for processes not in ``sources``. What stands

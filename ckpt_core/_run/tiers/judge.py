@@ -45,7 +45,7 @@ class Seen(NamedTuple):
     order: Order  # of one step number, the save with the greatest order counts: ``RunFile.order``
     writer: int  # index of the process that wrote it
     serves: Runs  # the processes for which it is as good as their own
-    own: bool  # it serves the process that sees it, and lies where that one has its own parts
+    in_place: bool  # it serves the process that sees it, and lies where that one has its own parts
     continues: bool = False  # the save continued another one, which was whole then
 
 
@@ -70,25 +70,25 @@ class LocalParts:
     """What one process tells the others."""
 
     parts: Sequence[Seen]
-    mends: bool  # whether it would write parts that it lacks; not if it is read-only
+    fetches: bool  # whether it would write parts that it lacks; not if it is read-only
     serves: bool = True  # whether others can fetch from it
     unread: Sequence[Unread] = ()
-    others: Sequence[tuple[int, int]] = ()  # steps of other numbers of processes, and how many
+    counts: Sequence[tuple[int, int]] = ()  # steps of other numbers of processes, and how many
 
     def dump(self) -> str:
         """As text for ``parse``."""
         parts = [(*part[:4], dump_runs(part.serves), *part[5:]) for part in self.parts]
-        return _dumps([parts, self.mends, self.serves, self.unread, self.others])
+        return _dumps([parts, self.fetches, self.serves, self.unread, self.counts])
 
     @staticmethod
     def parse(text: str) -> LocalParts:
         """What ``dump`` gave."""
-        parts, mends, serves, unread, others = json.loads(text)
+        parts, fetches, serves, unread, counts = json.loads(text)
         seen = [
             Seen(step, token, (position, count), writer, parse_runs(serves), *rest)
             for step, token, (position, count), writer, serves, *rest in parts
         ]
-        return LocalParts(seen, mends, serves, [Unread(*one) for one in unread], others)
+        return LocalParts(seen, fetches, serves, [Unread(*one) for one in unread], counts)
 
 
 @dataclass(frozen=True)
@@ -112,13 +112,13 @@ class Judgement:
     lost: int | None = None
     unread: dict[int, Unread] = field(default_factory=dict[int, Unread])
     # Steps that other numbers of processes saved, and how many: no process has a part of its own.
-    others: dict[int, int] = field(default_factory=dict[int, int])
+    counts: dict[int, int] = field(default_factory=dict[int, int])
 
     def without(self, gone: Callable[[int], bool]) -> Judgement:
         """The same, without what is said of steps that were deleted."""
         unread = {step: one for step, one in self.unread.items() if not gone(step)}
-        others = {step: count for step, count in self.others.items() if not gone(step)}
-        return replace(self, unread=unread, others=others)
+        counts = {step: count for step, count in self.counts.items() if not gone(step)}
+        return replace(self, unread=unread, counts=counts)
 
     def dump(self, count: int, publish: Callable[[list[str]], str]) -> str:
         """As text for ``parse``: the same for all processes, and short. ``publish`` gives the name under which each process gets
@@ -130,13 +130,13 @@ class Judgement:
                 rows[process].append([step, found])
         table = publish([_dumps(row) if row else "" for row in rows])
         steps = [[step, whole.token, whole.twice] for step, whole in self.steps.items()]
-        partial, others = [*self.partial.items()], [*self.others.items()]
-        return _dumps([table, steps, partial, self.lost, [*self.unread.values()], others])
+        partial, counts = [*self.partial.items()], [*self.counts.items()]
+        return _dumps([table, steps, partial, self.lost, [*self.unread.values()], counts])
 
     @staticmethod
     def parse(text: str, index: int, row: Callable[[str], str]) -> Judgement:
         """What ``dump`` gave, for process ``index``; ``row`` reads its published row, by the name of all."""
-        table, steps, partial, lost, unread, others = json.loads(text)
+        table, steps, partial, lost, unread, counts = json.loads(text)
         lacking = dict(json.loads(row(table) or "[]"))
         here = {
             step: WholeStep(
@@ -147,7 +147,7 @@ class Judgement:
             for step, token, twice in steps
         }
         not_read = {one[0]: Unread(*one) for one in unread}
-        return Judgement(here, dict(partial), lost, not_read, dict(others))
+        return Judgement(here, dict(partial), lost, not_read, dict(counts))
 
 
 def _dumps(value: Any) -> str:
@@ -177,8 +177,8 @@ def judge(everyone: Sequence[LocalParts], machines: Sequence[str]) -> Judgement:
     seen = [part for one in everyone for part in one.parts if part.step in partial]
     lost = max((part.step for part in seen if part.continues), default=None)
     unread = {one.step: one for one in sorted(chain.from_iterable(one.unread for one in everyone))}
-    others = {step: count for one in everyone for step, count in one.others if step not in steps}
-    return Judgement(steps, partial, lost, unread, dict(sorted(others.items())))
+    counts = {step: count for one in everyone for step, count in one.counts if step not in steps}
+    return Judgement(steps, partial, lost, unread, dict(sorted(counts.items())))
 
 
 _Parts = list[tuple[int, Seen]]
@@ -199,7 +199,7 @@ def _sources(
             givers.setdefault(seen.serves, []).append(source)
         if contains(seen.serves, process):
             here.setdefault(process, []).append(source)
-            lacking -= {process} if seen.own else set()
+            lacking -= {process} if seen.in_place else set()
     # one elsewhere, should those in other folders of its own be damaged
     found = {process: here.get(process, [])[: _SOURCES - 1] for process in sorted(lacking)}
     for serves, sources in givers.items() if lacking else ():
@@ -208,7 +208,7 @@ def _sources(
             others = [one for one in sources[turn:] + sources[:turn] if one.process != process]
             others.sort(key=lambda one: machines[one.process] != machines[process])
             found[process] += others[:_SOURCES]
-    return {n: some[:_SOURCES] if everyone[n].mends else [] for n, some in found.items()}
+    return {n: some[:_SOURCES] if everyone[n].fetches else [] for n, some in found.items()}
 
 
 def _is_twice(parts: _Parts, machines: Sequence[str]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import weakref
@@ -11,7 +10,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ckpt_core import _load
-from ckpt_core._directory import MAX_STEP, make_secret
+from ckpt_core._directory import MAX_STEP
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -24,9 +23,10 @@ from ckpt_core._errors import (
 )
 from ckpt_core._operation import logger
 from ckpt_core._results import RestoredStep
+from ckpt_core._run.history import Saves
 from ckpt_core._run.in_flight import SaveSlot, wait_for_others
 from ckpt_core._run.run_file import RunFile
-from ckpt_core._run.steps import RunDirectory, find_run
+from ckpt_core._run.steps import RunDirectory, find_run, saved_by
 from ckpt_core._run.tiers.ended import name_other_runs
 from ckpt_core._run.tiers.folders import Folders, folder_of, local_root
 from ckpt_core._run.tiers.judge import (
@@ -61,14 +61,6 @@ def open_local(given: str | os.PathLike[str], directory: RunDirectory) -> LocalT
             raise
         refusal = error  # the others are about to find the run, and to meet
     run = find_run(directory, make=not directory.read_only and refusal is None)
-
-    def make() -> None:
-        if directory.options.peer_secret_file is None:
-            with contextlib.suppress(OSError):  # it is met again where all meet
-                make_secret(directory.path)
-
-    if processes.count > 1 and directory.local and not directory.read_only:
-        processes.round("make a secret", directory.options.timeout_secs).first(make)
     with heard_when_they_meet(processes):
         if refusal is not None:
             raise refusal
@@ -124,6 +116,11 @@ class LocalTier:
         """The complete steps, and those that could not be read: no save begins in their place."""
         return {*self._complete, *self._found.unread} - {MAX_STEP}
 
+    @property
+    def saves(self) -> Saves:
+        """What the parts of this process say of the complete steps, as the last look found them."""
+        return {step: saved_by(opened.record) for step, opened in self._opened.items()}
+
     def refuse_older(self, newest: int) -> None:
         """Raises what kept a process from reading a local step that is newer than ``newest``, if anything did."""
         if (unread := max(self._found.unread, default=-1)) > newest:
@@ -139,16 +136,16 @@ class LocalTier:
             if unread in self._found.unread:
                 so = "which says nothing about what was saved"
                 raise self._of_unread(unread, so, "so does a new process")
-        if step in self._found.others:
+        if step in self._found.counts:
             raise CheckpointError(self._of_another_number(step))
 
     def newer_of_another_number(self, step: int) -> str:
         """What is to be said of the newest local step that another number of processes saved, if it is newer than this one."""
-        newest = max(self._found.others, default=-1)
+        newest = max(self._found.counts, default=-1)
         return self._of_another_number(newest) if newest > step else ""
 
     def _of_another_number(self, step: int) -> str:
-        saved, now = self._found.others[step], self._processes.count
+        saved, now = self._found.counts[step], self._processes.count
         return (
             f"{saved} process{'es' * (saved > 1)} saved the local step {step} in {self._run_folder} and {now} "
             f"run{'s' * (now == 1)} now; local steps are for as many as saved them. To go on from it, "
@@ -164,7 +161,7 @@ class LocalTier:
     def refuse_lost_run(self, newest: Callable[[], int | None]) -> None:
         """Raises CheckpointCorrupt if no tier has a step though the run had some; or what kept a process from reading local ones."""
         if self._read_only or (
-            self._found.lost is None and not self._found.unread and not self._found.others
+            self._found.lost is None and not self._found.unread and not self._found.counts
         ):
             return
         if MAX_STEP not in self._found.unread and newest() is not None:
@@ -244,7 +241,7 @@ class LocalTier:
             not self._read_only,
             self._peers.server is not None,
             [*self._folders.unread.values()],
-            [*self._folders.others.items()],
+            [*self._folders.counts.items()],
         )
         together = self._processes.round(call, self._options.timeout_secs)
         answer = together.decide(seen.dump(), self._judge)
@@ -263,7 +260,7 @@ class LocalTier:
         self._opened = {
             seen.step: opened
             for seen, opened in places
-            if seen.own and self._complete.get(seen.step) == seen.token
+            if seen.in_place and self._complete.get(seen.step) == seen.token
         }
         self._protected = max((s for s, whole in found.steps.items() if whole.twice), default=None)
 
@@ -290,9 +287,11 @@ class LocalTier:
         return open_part
 
     def prepare(
-        self, what: StepToSave, replaced_first: Callable[[], None] | None = None
+        self, what: StepToSave, *, replaced_first: bool = False
     ) -> tuple[LocalSave, Callable[[], None]]:
-        """A save, whose snapshot the caller takes; and what then runs it and deletes old steps."""
+        """A save, whose snapshot the caller takes; and what then runs it and deletes old steps. With ``replaced_first`` it runs
+        once the persistent directory has the new save in place of the old one.
+        """
         folders = self._folders
         path = folders.own.new_path(what.step)
         folders.claim_again_if_emptied()
@@ -310,11 +309,10 @@ class LocalTier:
             parent=what.parent,
         )
 
-        save = LocalSave(job, folders, self._peers, self._copier, self._groups, replaced_first)
+        save = LocalSave(job, folders, self._peers, self._copier, self._groups)
 
         def save_and_retain() -> None:
-            lies_there = what.step not in self._complete and folders.backend.exists(path)
-            if lies_there and folders.is_mine():
+            if what.step not in self._complete and folders.backend.exists(path):
                 folders.discard(what.step)  # left by a failed save, or of another lineage
             # The processes replace their parts at different moments: meanwhile it is incomplete.
             before = self._complete.get(what.step)
@@ -325,11 +323,11 @@ class LocalTier:
             except BaseException as error:
                 alone = self._processes.count == 1
                 stands = not save.may_have_replaced or (alone and not is_visible(error))
-                if before is not None and stands and not save.is_replaced_elsewhere():
+                if before is not None and stands and not replaced_first:
                     self._complete = {**self._complete, what.step: before}
                 raise
             # steps of another number of processes are not needed any more after a save
-            self._found = replace(self._found, others={})
+            self._found = replace(self._found, counts={})
             if folders.is_mine():
                 if not self._has_saved:
                     folders.discard_leftovers(of_others=True)
@@ -380,7 +378,7 @@ class LocalTier:
         another copy, a Misfit if all parts are whole; raises one that the local files do not cause. ``first`` opens the step
         for the first try.
         """
-        token, mends = self._complete.get(step), self._processes.count > 1 and not self._read_only
+        token, fetches = self._complete.get(step), self._processes.count > 1 and not self._read_only
         unread: Exception | None = None
         try:
             while True:
@@ -401,8 +399,8 @@ class LocalTier:
                         raise
                     if verdict == "unread" and unread is None:
                         unread = error
-                    if verdict in ("mend", "unread") and mends:
-                        mends = False
+                    if verdict in ("mend", "unread") and fetches:
+                        fetches = False
                         self.look()  # without the parts that are of no use
                         if token is not None and self._complete.get(step) == token:
                             continue

@@ -16,7 +16,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,10 +46,6 @@ States = dict[str, dict[str, str]]
 """Of data pipelines: item -> file name -> content."""
 
 
-class NotReplaced(CheckpointError):
-    """An overwrite has failed in the persistent directory, so the fast one keeps the old step, too."""
-
-
 @dataclass(frozen=True)
 class StepToSave:
     """The items of one step and the fields of its record; see ``Checkpointer.save``."""
@@ -59,8 +55,6 @@ class StepToSave:
     fields: RecordFields
     token: str  # in all tiers the same
     parent: tuple[int, str] | None = None  # number and token of the step that it continues from
-    # Of an overwrite: set when its persistent copy is committed, or has failed.
-    decided: threading.Event = field(default_factory=threading.Event)
     # The save of each tier calls it after its last read of the snapshot.
     release: Callable[[], None] = lambda: None
 
@@ -147,15 +141,12 @@ class LocalSave(Save):
         peers: Peers,
         copier: Copier,
         groups: Table,  # which processes hold the same; most saves have that of the save before
-        # called once the files are written; blocks until another tier has replaced its copy of the step, else raises NotReplaced
-        replaced_first: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(job, call="save locally")
         self._folders, self._lease = folders, folders.lease
         self._peers = peers
         self._copier = copier
         self._groups = groups
-        self._replaced_first = replaced_first
         self.copies = False  # whether the partners copy the step now, as all agreed
         self.protected: tuple[int, str] | None = None  # that the partners have whole copies of
         self.may_have_replaced = False  # a process may have put the step in an older one's place
@@ -169,8 +160,6 @@ class LocalSave(Save):
         self.begin()
         self.write_own()
         self.make_durable()
-        if self._replaced_first is not None:
-            self._replaced_first()
         self._lease.check()
         return ""
 
@@ -179,13 +168,6 @@ class LocalSave(Save):
         self.attempt.commit()
         # before the last agreement: live processes still hold their claims
         self._folders.discard_leftovers(of_others=False)
-
-    def is_replaced_elsewhere(self) -> bool:
-        """After a failure: whether another tier has the new save of the step."""
-        try:
-            return self._replaced_first is not None and self._replaced_first() is None
-        except NotReplaced:
-            return False
 
     def _agree_to_start(self) -> None:
         """All processes agree on token, groups and copies, before anything is written."""
@@ -242,8 +224,8 @@ class Copier:
         self._folders = folders
         self._state: CopyState = "idle"
         self._now: tuple[int, str] = (-1, "")
-        # tokens of the last steps of which copies ended: who still waits for one must not miss it for the next
-        self._ended: collections.deque[str] = collections.deque(maxlen=4)
+        # of each source the tokens of the last steps of which copies ended: it must not miss one for the next
+        self._ended = {source: collections.deque[str](maxlen=4) for source in peers.sources}
         self._cancelled = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -295,11 +277,12 @@ class Copier:
                 bring(key, pieces, target)
         finally:
             connection.close()
-            if key.token not in self._ended:
-                self._ended.append(key.token)
+            ended = self._ended[key.writer]
+            if key.token not in ended:
+                ended.append(key.token)
             copied = f"{self._peers.folder}/{key.writer}/copied"  # or given up: it may end
             with contextlib.suppress(OSError, RuntimeError):  # of the service
-                self._peers.processes.put(copied, " ".join(self._ended))
+                self._peers.processes.put(copied, " ".join(ended))
 
     def cancel(self) -> None:
         """Stops copying; returns when nothing more is committed."""

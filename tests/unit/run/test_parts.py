@@ -49,11 +49,11 @@ def judged(
     everyone: Sequence[list[Seen]],
     machines: list[str] | None = None,
     serving: list[bool] | None = None,
-    mends: bool = True,
+    fetches: bool = True,
 ) -> Judgement:
     serves = serving or [True] * len(everyone)
     told = [
-        LocalParts.parse(LocalParts(parts, mends, serves[n]).dump())
+        LocalParts.parse(LocalParts(parts, fetches, serves[n]).dump())
         for n, parts in enumerate(everyone)
     ]
     found = judge(told, machines or [str(n) for n in range(len(everyone))])
@@ -120,7 +120,7 @@ def test_whole_means_that_everybody_gets_what_serves_him(sights, data):
     assert step.token == whole[-1]  # the newer one
     for process in range(count):
         mine = [s for s in everyone[process] if s.token == step.token]
-        if any(s.own for s in mine):
+        if any(s.in_place for s in mine):
             assert process not in step.sources
             continue
         assert step.sources[process]
@@ -164,7 +164,7 @@ def test_which_steps_survive_the_loss_of_a_machine():
 
 def test_who_is_read_only_needs_its_own():
     everyone = [[replicated(0, 2)], []]
-    assert judged(everyone, mends=False).partial == {7: [1]}
+    assert judged(everyone, fetches=False).partial == {7: [1]}
     assert judged(everyone).steps[7].sources == {1: [Source(0, 0)]}
 
 

@@ -10,7 +10,7 @@ import ckpt_core as ckpt
 from ckpt_core import when
 from ckpt_core._directory import files
 from ckpt_core._processes import Processes
-from ckpt_core._run.decision import SaveDecision
+from ckpt_core._run.preemption import SaveDecision
 from tests.support.counted_service import Service, run_all
 
 
@@ -44,7 +44,7 @@ def _wanted(monkeypatch: pytest.MonkeyPatch, policy: when.Decision) -> list[Any]
 
     def ask(processes: Processes) -> Any:
         try:
-            return SaveDecision(policy, processes, unasked, failing_read, 9.0).wants(3, False)
+            return SaveDecision(policy, failing_read, processes, unasked, 9.0).wants(3, False)
         except Exception as error:
             return type(error)
 
