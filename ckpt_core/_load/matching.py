@@ -100,11 +100,11 @@ def plan_item(
     item = with_specs(checkpoint, saved, context) if isinstance(saved, OrbaxItem) else saved
     if like is NOT_SAVED:
         return _plan_as_saved(item, request)
-    if adapter is not None and _adapters.is_per_process(adapter):
+    if getattr(adapter, "per_process", False):
         kind = type(like).__name__
         mismatch = Mismatch("(root)", "kind", "a tree of arrays", kind, None, item.name)
         raise StructureMismatch([mismatch], where=checkpoint.path)
-    if adapter is not None and _adapters.accepts_any_structure(adapter):
+    if getattr(adapter, "accepts_any_structure", False):
         if request.name_rules is not None:
             raise TypeError(
                 "rules= need a target with a structure of its own: pass a tree of arrays"
@@ -125,8 +125,9 @@ def _plan_strict(item: SavedItem, wanted: Wanted, request: Request, where: str) 
     if request.name_rules is not None:
         item = under_rules(where, item, request.name_rules, flat.paths, wanted.specs)
     found = _matched(item, wanted, request)
-    at_once = not request.restores or request.options.atomic_restore
-    set_parts = _adapters.setter_of_parts(like) if live and not at_once else None
+    at_once = not live or not request.restores or request.options.atomic_restore
+    set_leaves = None if at_once else getattr(_adapters.adapter_for(like), "set_leaves", None)
+    set_parts = set_leaves and functools.partial(set_leaves, like)
     targets = dict[int, Target]()
     if not found.mismatches:
         results, entries = list[int](), list[tuple[int, LeafSpec, Any]]()
@@ -267,8 +268,9 @@ def _selection(only: Any, item: str, like: Any) -> Select | None:
     class or a framework's filter, and the item's target has no adapter that understands it.
     """
     adapter = None if like is None else _adapters.adapter_for(like)
-    if isinstance(only, type) or _adapters.is_filter(adapter, only):
-        select = _adapters.method(adapter, "select")
+    is_filter = getattr(adapter, "is_filter", None)
+    if isinstance(only, type) or (is_filter is not None and is_filter(only)):
+        select = getattr(adapter, "select", None)
         if select is None:
             raise TypeError(
                 f"only={getattr(only, '__name__', only)}: item {item!r} has no adapter that knows this class as a filter: "
@@ -362,7 +364,9 @@ def copier(like: Any, item: str = "") -> Callable[[Any], Any]:
                 found = of_adapter.setdefault(id(_adapters.adapter_for(one)), {})
                 found.setdefault(id(one), (path, one))
             for found in of_adapter.values():
-                copies = _adapters.copies_of([one for _, one in found.values()])
+                originals = [one for _, one in found.values()]
+                copy_all = getattr(_adapters.adapter_for(originals[0]), "copy", None)
+                copies = copy_all(originals) if copy_all else [None] * len(originals)
                 for (path, one), copied in zip(found.values(), copies, strict=True):
                     if copied is None:
                         raise _not_copied(path, one, item)

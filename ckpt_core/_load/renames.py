@@ -37,7 +37,7 @@ def under_wanted_paths(
     if isinstance(item, OrbaxItem):
         rules = replace(rules, loose_keys=True)
         rules = _then(rules, _names_of_orbax(item, wanted.like, rules.rename))
-    if align := _adapters.method(_adapters.adapter_for(wanted.like), "align"):
+    if align := getattr(_adapters.adapter_for(wanted.like), "align", None):
         now = rules.rename or (lambda path: path)
         saved = {now(format_path(path)): spec for path, spec in item.leaves}
         moved, left_alone = align(wanted.like, saved, ordered=not isinstance(item, OrbaxItem))
@@ -189,7 +189,7 @@ def _adapter_of_renames(live: Sequence[tuple[Any, bool]]) -> Any:
         adapter: Any = _adapters.adapter_for(obj)
         adapters[id(adapter)] = adapter
     adapter = next(iter(adapters.values()), None)
-    return adapter if len(adapters) == 1 and _adapters.method(adapter, "renamed") else None
+    return adapter if len(adapters) == 1 and hasattr(adapter, "renamed") else None
 
 
 def renamed_names(
