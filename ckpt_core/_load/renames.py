@@ -13,14 +13,14 @@ from ckpt_core._lazy import jax
 from ckpt_core._load.constants import NO_FUNCTION, nodes_in
 from ckpt_core._load.plans import ItemPlan
 from ckpt_core._load.request import Request
-from ckpt_core._load.targets import Wanted
+from ckpt_core._load.targets import TargetTree
 from ckpt_core._saved import Checkpoint, ExtentItem, OrbaxItem, SavedItem
 from ckpt_core._tree import Path, flatten, format_path, stored_paths
 from ckpt_core._tree.match import Idle, MatchRules, Renames
 
 
 def under_wanted_paths(
-    item: SavedItem, wanted: Wanted, request: Request
+    item: SavedItem, wanted: TargetTree, request: Request
 ) -> tuple[SavedItem, MatchRules, Set[str]]:
     """The item, the rules by which its paths become those of a target, and wanted paths that stay as they are. The paths are
     renamed by the caller, as the target's adapter reads it; by the names that Orbax gives; and by what the adapter knows of
