@@ -244,15 +244,10 @@ def adapter_for(obj: Any) -> Adapter | None:
     return found
 
 
-def method(adapter: Any, name: str) -> Callable[..., Any] | None:
-    """An optional method of an adapter; None if it has none, or is None."""
-    return getattr(adapter, name, None)
-
-
 def notice(objects: Iterable[Any]) -> None:
     """Calls ``notice`` for objects with which training begins because nothing was restored."""
     for obj in objects:
-        if call := method(adapter_for(obj), "notice"):
+        if call := getattr(adapter_for(obj), "notice", None):
             call(obj)
 
 
@@ -283,7 +278,7 @@ def introduce(items: Mapping[str, Any]) -> dict[str, Adapter | None]:
                         if type(part) is kind:
                             parts.append((f"{path}/{key}", part))
     for obj in found.values():
-        if meet := method(adapter_for(obj), "meet"):
+        if meet := getattr(adapter_for(obj), "meet", None):
             meet(obj, found)
     return {name: adapter_for(value) for name, value in items.items()}
 
@@ -300,39 +295,11 @@ class SavedDict(dict[Any, Any]):
     constants: Mapping[str, Any] = {}
 
 
-def is_per_process(adapter: Any) -> bool:
-    """Whether each process has its own state."""
-    return bool(getattr(adapter, "per_process", False))
-
-
-def accepts_any_structure(adapter: Any) -> bool:
-    """Whether the object accepts a state of any structure."""
-    return bool(getattr(adapter, "accepts_any_structure", False))
-
-
 def is_written_anew(obj: Any) -> bool:
     """Whether an item is generated for each save, so that it need not be restored."""
     adapter = adapter_for(obj)
     owner = obj if isinstance(adapter, _StatefulAdapter) else adapter
     return bool(getattr(owner, "written_anew", False))
-
-
-def setter_of_parts(obj: Any) -> Callable[[Mapping[Path, Any]], list[Any]] | None:
-    """The function that sets leaves of an object by path; None if it can only be set as a whole."""
-    set_leaves = method(adapter_for(obj), "set_leaves")
-    return set_leaves and functools.partial(set_leaves, obj)
-
-
-def is_filter(adapter: Any, only: Any) -> bool:
-    """Whether ``only=`` is a filter of the adapter's framework, and not a pattern or function."""
-    knows = method(adapter, "is_filter")
-    return knows is not None and bool(knows(only))
-
-
-def copies_of(objects: Sequence[Any]) -> list[Any]:
-    """A copy of each object (all of one adapter); None for those that cannot be copied."""
-    copy = method(adapter_for(objects[0]), "copy")
-    return [None] * len(objects) if copy is None else list(copy(objects))
 
 
 def expander(
@@ -355,7 +322,7 @@ def expander(
         adapter: Any = adapter_for(obj)
         if adapter is None:
             return None
-        if is_per_process(adapter):
+        if getattr(adapter, "per_process", False):
             raise UnsupportedLeaf(
                 f"{an(obj)} lies inside a container: its state belongs to each process alone, so pass it as an item "
                 "of its own, such as data=iterator",
@@ -370,20 +337,20 @@ def expander(
             return used
 
         shares = bool(getattr(adapter, "shares", False))
-        wanted = method(adapter, "wanted")
+        wanted = getattr(adapter, "wanted", None)
         if wanted and (before := saved(path)) is not None:
             try:
                 state = wanted(used, before)
             except StructureMismatch as error:
                 error.add_note(f"ckpt: this is {format_path(path)} of the item")
                 raise
-        elif stored and (get_stored := method(adapter, "get_stored")):
+        elif stored and (get_stored := getattr(adapter, "get_stored", None)):
             state = get_stored(used, Below, seen)
         else:
             state = adapter.get_state(used, seen) if shares else adapter.get_state(used)
         if live is not None:
             live.append((obj, shares or not isinstance(state, (Mapping, list, tuple))))
-        get_constants = method(adapter, "get_constants")
+        get_constants = getattr(adapter, "get_constants", None)
         if get_constants and (told := get_constants(used)):
             state = WithConstants(state, told)
         return state, finish

@@ -85,19 +85,20 @@ class LoadAgreement:
         on = set[int]()
         known: dict[Any, tuple[str, set[int]]] = {}  # a sharding may have 100,000 devices
         for plan in plans:
-            for result, target in plan.targets.items():
-                sharding: Any = target.sharding
+            for want in plan.wants.values():
+                sharding: Any = want.sharding
                 if sharding is None and not in_rounds:
                     continue
-                key = sharding, target.spec.shape
+                spec = want.spec or plan.item.specs[want.leaf]
+                key = sharding, spec.shape
                 if key not in known:
                     known[key] = "", set()
                     if sharding is not None:
                         holders = {device.process_index for device in sharding.device_set}
-                        text = where_text(sharding, True, target.spec.shape, own=False)
+                        text = where_text(sharding, True, spec.shape, own=False)
                         known[key] = text, holders
                 where, holders = known[key]
-                leaf = plan.item.name, plan.positions[result], target.spec.dtype
+                leaf = plan.item.name, want.leaf, spec.dtype
                 everything.update(repr((*leaf, where)).encode(errors="surrogatepass"))
                 if holders - {self._round.processes.index}:
                     on |= holders

@@ -6,7 +6,7 @@ complete in memory together. All other objects are set at the end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckpt_core._errors import SET, CheckpointError, drop_locals, mark_of_target
@@ -26,52 +26,52 @@ class InPlace:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = min(limit_bytes, _BATCH_BYTES)
-        self._waiting: dict[int, Any] = {}  # arrays that were read but not set, by position
+        # arrays that were read but not set: by name of the item its plan, and by position the arrays
+        self._waiting: dict[str, tuple[ItemPlan, dict[int, Any]]] = {}
         self._waiting_bytes = 0
-        self._late_bytes = 0  # of arrays that earlier items left to finish()
         self._new: list[Any] = []  # arrays that were set in parts: deleted if the restore fails
         self._begun: dict[str, ItemPlan] = {}  # items whose object was set in part, by name
         self._early: dict[str, Any] = {}  # values of the items that begin() has set
         self._setting = False  # an object is being set
         self._set: list[str] = []  # names of the items whose object was set as a whole
 
-    def begin(self, plan: ItemPlan) -> None:
-        """Sets an item's object before arrays are read, if it is a data pipeline."""
-        if plan.is_pipeline:
-            self._set.append(plan.name)
-            self._setting = True
-            self._early[plan.item.name] = plan.make([])
-            self._setting = False
+    def begin(self, plans: Sequence[ItemPlan]) -> None:
+        """Sets the data pipelines, before arrays are read."""
+        for plan in plans:
+            if plan.is_pipeline:
+                self._set.append(plan.name)
+                self._setting = True
+                self._early[plan.item.name] = plan.make([])
+                self._setting = False
 
     def take(self, plan: ItemPlan, result: int, value: Any, size_bytes: int) -> None:
         """Takes the array that was read for position ``result``; sets all waiting arrays once they reach the limit."""
         if plan.set_parts is None or not isinstance(value, jax.Array):
             return
-        self._waiting[result] = value
+        if plan.item.name not in self._waiting:
+            self._waiting[plan.item.name] = plan, {}
+        self._waiting[plan.item.name][1][result] = value
         self._waiting_bytes += size_bytes
-        # at least 1/16 of the limit at a time: setting some leaves walks through the whole object
-        room_bytes = max(self._limit_bytes - self._late_bytes, self._limit_bytes // 16)
-        if self._waiting_bytes < room_bytes:
-            return
+        if self._waiting_bytes >= self._limit_bytes:
+            for one, values in self._waiting.values():
+                self._set_waiting(one, values)
+            self._waiting, self._waiting_bytes = {}, 0
+
+    def _set_waiting(self, plan: ItemPlan, values: Mapping[int, Any]) -> None:
+        """Sets arrays of one object, by position; an object that can set none now is set as a whole at the end."""
+        assert plan.set_parts is not None
         name, first = plan.item.name, plan.item.name not in self._begun
-        self._new += self._waiting.values()
+        self._new += values.values()
         self._begun[name] = plan
-        parts = {plan.paths[result]: value for result, value in self._waiting.items()}
         self._setting = True
-        held = plan.set_parts(parts)
+        held = plan.set_parts({plan.paths[result]: value for result, value in values.items()})
         self._setting = False
         self._new += held
         if held:
-            for result in self._waiting:
+            for result in values:
                 plan.kept[result] = None  # else the plan would keep the old arrays in memory
         elif first:
-            del self._begun[name]  # the object set nothing now; it is set as a whole at the end
-        self._waiting, self._waiting_bytes = {}, 0
-
-    def end_of_item(self) -> None:
-        """Leaves an item's waiting arrays to ``finish``; their bytes still count for the limit."""
-        self._late_bytes += self._waiting_bytes
-        self._waiting, self._waiting_bytes = {}, 0
+            del self._begun[name]
 
     def finish(self, plans: Sequence[ItemPlan], leaves: Sequence[list[Any]]) -> list[Any]:
         """The value of each item, after the last step of a restore: sets all live objects that are not set yet."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckpt_core._adapters import introduce, refuse_twice
-from ckpt_core._directory import is_local_disk
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from ckpt_core._format import orbax_write
 from ckpt_core._format.untrusted import refuse_deep
@@ -24,7 +23,7 @@ from ckpt_core._load.targets import SavedLeaf, value_of
 from ckpt_core._operation import Operation
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes, this_run
-from ckpt_core._read import Reading, Want, read_leaves
+from ckpt_core._read import Reading, read_leaves
 from ckpt_core._saved import (
     MOST_TRIES,
     Checkpoint,
@@ -75,6 +74,8 @@ def run(opening: Opening, request: Request, step: int | None = None) -> Loaded:
                     reading: Reading = read_leaves
                     if agreement is not None:
                         reading = agreement.planned(checkpoint, plans)
+                    if in_place is not None:
+                        in_place.begin(plans)
                     leaves = _read(
                         checkpoint, plans, request, context, operation, reading, in_place
                     )
@@ -146,105 +147,69 @@ def _read(
     reading: Reading,
     in_place: InPlace | None,
 ) -> list[list[Any]]:
-    """For each plan, the leaves of the result."""
+    """For each plan the leaves of the result, read by ``reading``, or kept from the target. ``operation`` counts their bytes.
+    ``in_place`` sets arrays on live objects while others are still being read; None for a load.
+    """
+    watch: Callable[[int], None] | None = None
     if operation.listener is not None:
         operation.total_bytes = sum(
-            plan.item.specs[position].stored_bytes
+            plan.item.specs[want.leaf].stored_bytes
             for plan in plans
-            for result, position in enumerate(plan.positions)
-            if position is not None and result in plan.targets
+            for want in plan.wants.values()
         )
-    if in_place is not None:
-        for plan in plans:
-            in_place.begin(plan)
-    leaves = [
-        _read_item(checkpoint, plan, request, context, operation, reading, in_place)
-        for plan in plans
-    ]
-    if checkpoint.shared or any(plan.item.shared for plan in plans):
-        _share(checkpoint, plans, leaves)
-    return leaves
-
-
-def _read_item(
-    checkpoint: Checkpoint,
-    plan: ItemPlan,
-    request: Request,
-    context: StoreContext,
-    operation: Operation,
-    reading: Reading,
-    in_place: InPlace | None = None,
-) -> list[Any]:
-    """The leaves of the result: read from the checkpoint by ``reading``, or kept from the target. ``operation`` counts their
-    bytes. ``in_place`` sets arrays on live objects while others are still being read; None for a load.
-    """
-    item = plan.item
-    leaves = list(plan.kept)
-    if not TEXT_KINDS.isdisjoint([spec.kind for spec in item.specs]):
-        _read_texts(checkpoint, plan, leaves)
-    may_map = request.as_numpy and checkpoint.location.local and is_local_disk(checkpoint.path)
-    wants = [
-        Want(position, target.regions, may_map and target.may_map, target.sharding, target.dtype)
-        for result, target in plan.targets.items()
-        if (position := plan.positions[result]) is not None
-    ]
-    watch: Callable[[int], None] | None = None
-    if operation.listener is not None:  # a large array takes seconds, and is counted at its end
+        # a large array takes seconds, and is counted at its end
         watch = lambda more: operation.tell_progress(operation.done_bytes + more)  # noqa: E731
-    # closed: an error of this loop that somebody keeps would keep threads, files and buffers
-    reads = contextlib.nullcontext(())
-    if wants:  # else the database is not opened
-        given = (checkpoint, item, wants, request.options, context, watch)
-        reads = contextlib.closing(reading(*given))
-    with reads as arrays:
-        for result, (want, parts) in zip(plan.targets, arrays, strict=True):
-            if request.abandoned is not None:
-                request.refuse_if_abandoned()
-            spec = item.specs[want.leaf]
-            size_bytes = sum([part.nbytes for part in parts.values()])
-            if want.dtype is not None:  # the parts are cast already: count what was stored
-                size_bytes = sum(map(region_size, want.regions)) * spec.numpy_dtype.itemsize
-            operation.done_bytes += size_bytes
-            if watch is not None:
-                watch(0)
-            leaves[result] = None  # drop the reference to the old array before the new one is made
-            path, cast = item.paths[want.leaf], request.rules.cast
-            value = value_of(spec, plan.targets[result], parts, path, cast=cast)
-            leaves[result] = value
-            if in_place is not None:
-                in_place.take(plan, result, value, size_bytes)
-    if in_place is not None:
-        in_place.end_of_item()
-    return leaves
+    found: list[list[Any]] = []
+    for plan in plans:
+        item, leaves = plan.item, list(plan.kept)
+        found.append(leaves)
+        if not TEXT_KINDS.isdisjoint([spec.kind for spec in item.specs]):
+            _read_texts(checkpoint, plan, leaves)
+        if not plan.wants:
+            continue  # the database is not opened
+        given = checkpoint, item, [*plan.wants.values()], request.options, context, watch
+        # closed: an error of this loop that somebody keeps would keep threads, files and buffers
+        with contextlib.closing(reading(*given)) as arrays:
+            for result, (want, parts) in zip(plan.wants, arrays, strict=True):
+                if request.abandoned is not None and request.abandoned():
+                    raise CheckpointError(
+                        "the background load was stopped because the interpreter is exiting: no caller can get its result"
+                    )
+                spec = item.specs[want.leaf]
+                size_bytes = sum([part.nbytes for part in parts.values()])
+                if want.dtype is not None:  # the parts are cast already: count what was stored
+                    size_bytes = sum(map(region_size, want.regions)) * spec.numpy_dtype.itemsize
+                operation.done_bytes += size_bytes
+                if watch is not None:
+                    watch(0)
+                leaves[result] = None  # drop the old array before the new one is made
+                path, cast = item.paths[want.leaf], request.rules.cast
+                leaves[result] = value = value_of(spec, want, parts, path, cast=cast)
+                if in_place is not None:
+                    in_place.take(plan, result, value, size_bytes)
+    if checkpoint.shared or any(plan.item.shared for plan in plans):
+        _share(checkpoint, plans, found)
+    return found
 
 
 def _share(checkpoint: Checkpoint, plans: Sequence[ItemPlan], leaves: list[list[Any]]) -> None:
     """Makes one object of leaves that were one when they were saved, in one item or several. With a target they become one where
     the target, too, holds one object. Arrays of jax cannot be changed, and need not.
     """
-    named = {plan.item.name: number for number, plan in enumerate(plans)}
-    groups = [
-        [(n, at) for at in group] for n, plan in enumerate(plans) for group in plan.item.shared
-    ]
-    groups += [
-        [(named[item], at) for item, at in one if item in named] for one in checkpoint.shared
-    ]
-    results = [
-        {saved: result for result, saved in enumerate(plan.positions) if saved is not None}
-        for plan in plans
-    ]
-    for group in groups:
+    places = {
+        (plan.item.name, position): (plan, of_plan, result)
+        for plan, of_plan in zip(plans, leaves, strict=True)
+        for result, position in enumerate(plan.positions)
+    }
+    groups = [[(plan.item.name, at) for at in one] for plan in plans for one in plan.item.shared]
+    for group in (*groups, *checkpoint.shared):
         firsts: dict[int, Any] = {}  # by what the target holds there
-        for number, position in group:
-            plan, result = plans[number], results[number].get(position)
-            if result is None:
-                continue
-            target = plan.targets.get(result)
-            if target is None or target.spec.kind in CHANGEABLE_KINDS:
+        for plan, of_plan, result in filter(None, map(places.get, group)):
+            spec = plan.wants[result].spec if result in plan.wants else None
+            if spec is None or spec.kind in CHANGEABLE_KINDS:
                 held = plan.kept[result]
                 one = None if isinstance(held, SavedLeaf) else held  # which is what was saved
-                value = firsts.setdefault(id(one), leaves[number][result])
-                leaves[number][result] = value
+                of_plan[result] = firsts.setdefault(id(one), of_plan[result])
 
 
 _MOST_STATE_DEPTH = 100

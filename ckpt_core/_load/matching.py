@@ -21,15 +21,14 @@ from ckpt_core._load.request import NOT_SAVED, Request
 from ckpt_core._load.targets import (
     PYTHON_NUMBERS,
     SavedLeaf,
-    Target,
-    Wanted,
+    TargetTree,
     check_room,
     is_deleted,
     kind_of_result,
-    like_targets,
-    plain_targets,
+    wants_as_saved,
+    wants_of_target,
 )
-from ckpt_core._read import with_specs
+from ckpt_core._read import Want, with_specs
 from ckpt_core._saved import Checkpoint, ExtentItem, NativeItem, OrbaxItem, SavedItem
 from ckpt_core._storage import StoreContext
 from ckpt_core._tree import Node, Path, code_and_constants, flatten, format_path, unflatten
@@ -100,11 +99,11 @@ def plan_item(
     item = with_specs(checkpoint, saved, context) if isinstance(saved, OrbaxItem) else saved
     if like is NOT_SAVED:
         return _plan_as_saved(item, request)
-    if adapter is not None and _adapters.is_per_process(adapter):
+    if getattr(adapter, "per_process", False):
         kind = type(like).__name__
         mismatch = Mismatch("(root)", "kind", "a tree of arrays", kind, None, item.name)
         raise StructureMismatch([mismatch], where=checkpoint.path)
-    if adapter is not None and _adapters.accepts_any_structure(adapter):
+    if getattr(adapter, "accepts_any_structure", False):
         if request.name_rules is not None:
             raise TypeError(
                 "rules= need a target with a structure of its own: pass a tree of arrays"
@@ -115,19 +114,20 @@ def plan_item(
     expand = _adapters.expander(
         lambda path: constants.unread(item, dicts, path, request), stand_in=copy, live=live
     )
-    wanted = Wanted.of(like, flatten(like, expand=expand, keep=True), live)
+    wanted = TargetTree.of(like, flatten(like, expand=expand, keep=True), live)
     return _plan_strict(item, wanted, request, checkpoint.path)
 
 
-def _plan_strict(item: SavedItem, wanted: Wanted, request: Request, where: str) -> ItemPlan:
+def _plan_strict(item: SavedItem, wanted: TargetTree, request: Request, where: str) -> ItemPlan:
     """The plan for a target that the item must match, except for what the request allows; ``where`` is for messages."""
     like, flat, live = wanted.like, wanted.flat, wanted.live
     if request.name_rules is not None:
         item = under_rules(where, item, request.name_rules, flat.paths, wanted.specs)
     found = _matched(item, wanted, request)
-    at_once = not request.restores or request.options.atomic_restore
-    set_parts = _adapters.setter_of_parts(like) if live and not at_once else None
-    targets = dict[int, Target]()
+    at_once = not live or not request.restores or request.options.atomic_restore
+    set_leaves = None if at_once else getattr(_adapters.adapter_for(like), "set_leaves", None)
+    set_parts = set_leaves and functools.partial(set_leaves, like)
+    wants = dict[int, Want]()
     if not found.mismatches:
         results, entries = list[int](), list[tuple[int, LeafSpec, Any]]()
         for result, position in enumerate(found.source):
@@ -138,17 +138,16 @@ def _plan_strict(item: SavedItem, wanted: Wanted, request: Request, where: str) 
                 spec = kind_of_result(saved, spec)
             results.append(result)
             entries.append((position, spec, wanted.leaves[result]))
-        made = like_targets(item, entries, request.sharding)
-        targets = dict(zip(results, made, strict=True))
+        made = wants_of_target(item, entries, request.sharding)
+        wants = dict(zip(results, made, strict=True))
         if request.sharding is None and set_parts is None:  # else each frees an old array
-            leaves = zip(entries, made, strict=True)
-            check_room(item, [(at, target, leaf) for (at, _, leaf), target in leaves])
+            check_room(item, made, [leaf for _, _, leaf in entries])
     return ItemPlan(
         item,
         functools.partial(unflatten, flat.root),
         found.source,
         flat.leaves,
-        targets,
+        wants,
         found,
         flat.paths,
         live,
@@ -157,7 +156,7 @@ def _plan_strict(item: SavedItem, wanted: Wanted, request: Request, where: str) 
     )
 
 
-def _matched(item: SavedItem, wanted: Wanted, request: Request) -> Match:
+def _matched(item: SavedItem, wanted: TargetTree, request: Request) -> Match:
     """For each leaf of the target the position of its saved leaf; and all differences."""
     rules, left_alone = request.rules, frozenset[str]()
     flat, places = wanted.flat, wanted.places
@@ -195,25 +194,25 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
     positions: Sequence[int] = range(len(item.paths))
     if selected is not None:
         positions = positions_of(item.paths, item.specs, selected)
-    arrays = [position for position in positions if item.specs[position].kind not in TEXT_KINDS]
-    targets = plain_targets(item, arrays, request)
+    arrays = {
+        position: result
+        for result, position in enumerate(positions)
+        if item.specs[position].kind not in TEXT_KINDS
+    }
+    wants = wants_as_saved(item, [*arrays], request)
     if request.sharding is None and not request.as_numpy:
-        check_room(item, [(at, target, None) for at, target in targets.items()])
+        check_room(item, wants)
     root = item.root
     if selected is not None:
         root = pruned(root, set(positions)) or Node("dict")
     elif request.rules.rename is None and code_and_constants(root):
         constants.refuse_without_functions(item, root)
-    by_result = {
-        result: targets[position]
-        for result, position in enumerate(positions)
-        if position in targets
-    }
     make: Make = functools.partial(unflatten, root)
     renamed = request.rules.rename
     if renamed is not None:
         names = renamed_names(item, renamed, request.renames)
         make = functools.partial(renamed_dicts, [names[at] for at in positions])
+    by_result = {arrays[want.leaf]: want for want in wants}
     return ItemPlan(item, make, positions, [None] * len(positions), by_result)
 
 
@@ -246,12 +245,12 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
             advice="only= keeps what the object has there, and it has nothing: leave out only=, or give the object these "
             "leaves first.",
         )
-    targets = {at: plan.targets[n] for at, n in read.items() if n in plan.targets}
-    for at in targets:
+    wants = {want.leaf: want for want in plan.wants.values()}
+    for at in wants:
         leaf, spec = now.get(item.paths[at]), item.specs[at]
         fits = isinstance(leaf, jax.Array) and tuple(leaf.shape) == spec.shape
         if fits and spec.kind in ("jax", "key"):
-            (targets[at],) = like_targets(item, [(at, spec, leaf)])
+            (wants[at],) = wants_of_target(item, [(at, spec, leaf)])
 
     def make(leaves: list[Any]) -> Any:
         adapter.set_state(like, unflatten(item.root, leaves))
@@ -259,7 +258,7 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
 
     positions = [at if at in read else None for at in range(len(item.paths))]
     kept = [None if at in read else now[path] for at, path in enumerate(item.paths)]
-    return ItemPlan(item, make, positions, kept, targets, found, live=[(like, False)])
+    return ItemPlan(item, make, positions, kept, wants, found, live=[(like, False)])
 
 
 def _selection(only: Any, item: str, like: Any) -> Select | None:
@@ -267,8 +266,9 @@ def _selection(only: Any, item: str, like: Any) -> Select | None:
     class or a framework's filter, and the item's target has no adapter that understands it.
     """
     adapter = None if like is None else _adapters.adapter_for(like)
-    if isinstance(only, type) or _adapters.is_filter(adapter, only):
-        select = _adapters.method(adapter, "select")
+    is_filter = getattr(adapter, "is_filter", None)
+    if isinstance(only, type) or (is_filter is not None and is_filter(only)):
+        select = getattr(adapter, "select", None)
         if select is None:
             raise TypeError(
                 f"only={getattr(only, '__name__', only)}: item {item!r} has no adapter that knows this class as a filter: "
@@ -305,7 +305,7 @@ def _placeholders_for_nothing(
 
 
 def _refuse_abstract_kept(
-    found: Match, wanted: Wanted, item: SavedItem, everything: bool, selected: Select | None
+    found: Match, wanted: TargetTree, item: SavedItem, everything: bool, selected: Select | None
 ) -> None:
     """Adds to ``found`` a mismatch for each leaf that must come from the checkpoint and is missing there: abstract leaves and
     deleted arrays hold no value to keep. With ``only=`` (not ``everything``) abstract leaves may stay abstract, but not one
@@ -333,7 +333,7 @@ def _refuse_abstract_kept(
             found.mismatches[at] = replace(found.mismatches[at], wanted=now)
 
 
-def _warn_of_abstract_rest(found: Match, wanted: Wanted, item: SavedItem) -> None:
+def _warn_of_abstract_rest(found: Match, wanted: TargetTree, item: SavedItem) -> None:
     """Warns if ``only=`` leaves leaves of a live object abstract: it cannot compute with them."""
     rest = [
         format_path(path)
@@ -362,7 +362,9 @@ def copier(like: Any, item: str = "") -> Callable[[Any], Any]:
                 found = of_adapter.setdefault(id(_adapters.adapter_for(one)), {})
                 found.setdefault(id(one), (path, one))
             for found in of_adapter.values():
-                copies = _adapters.copies_of([one for _, one in found.values()])
+                originals = [one for _, one in found.values()]
+                copy_all = getattr(_adapters.adapter_for(originals[0]), "copy", None)
+                copies = copy_all(originals) if copy_all else [None] * len(originals)
                 for (path, one), copied in zip(found.values(), copies, strict=True):
                     if copied is None:
                         raise _not_copied(path, one, item)

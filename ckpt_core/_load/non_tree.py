@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ckpt_core import _adapters, _processes
+from ckpt_core import _processes
 from ckpt_core._directory import place, read_pieces
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, Mismatch, StructureMismatch
 from ckpt_core._format import process_state
@@ -48,7 +48,7 @@ def plan_non_tree(
             adapter.set_state(like, state)
             return like
 
-        if check_state := _adapters.method(adapter, "check_state"):
+        if check_state := getattr(adapter, "check_state", None):
             check_state(like, state)
         return ItemPlan(saved, make, live=[(like, False)], is_pipeline=True)
     if saved.form == "files":
@@ -99,7 +99,7 @@ def as_json(value: Any) -> Any:
 def _process_state(checkpoint: Checkpoint, saved: SavedItem, adapter: Any, like: Any) -> Any:
     """The data-pipeline state that the process of this index saved."""
     name = _state_file(checkpoint, saved, adapter)
-    if adapter is not None and not _adapters.is_per_process(adapter):
+    if adapter is not None and not getattr(adapter, "per_process", False):
         kind = type(like).__name__
         mismatch = Mismatch("(root)", "kind", "the state of a process", kind, None, saved.name)
         raise StructureMismatch([mismatch], where=checkpoint.path)
@@ -130,7 +130,7 @@ def _state_file(checkpoint: Checkpoint, saved: SavedItem, adapter: Any) -> str:
         # take the names from the record, not from a listing: a missing file is then damage
         count = saved.process_count
         present = [process_state.file_name(index, count) for index in range(count)]
-        if name not in present and _adapters.method(adapter, "check_state"):
+        if name not in present and getattr(adapter, "check_state", None):
             # its check_state decides whether a different number of processes can continue
             return present[processes.index % len(present)]
     else:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpt_core._load.constants import wraps_any
-from ckpt_core._load.targets import Target, is_resharded
+from ckpt_core._load.targets import is_resharded
+from ckpt_core._read import Want
 from ckpt_core._results import RestoreReport
 from ckpt_core._saved import OrbaxItem, SavedItem
-from ckpt_core._tree import LEAF, Key, Node, Path, format_path
+from ckpt_core._tree import Key, Node, Path, format_path
 from ckpt_core._tree.match import Match
 
 Make = Callable[[list[Any]], Any]
@@ -21,17 +22,17 @@ Make = Callable[[list[Any]], Any]
 @dataclass
 class ItemPlan:
     """One item, matched and ready to be read. "Result" is the list of leaves that the load fills; ``positions``, ``kept`` and
-    ``targets`` go by its positions.
+    ``wants`` go by its positions.
     """
 
     item: SavedItem  # with the spec of every leaf
     make: Make  # builds the item's value from the result, and sets the objects of ``live``
     positions: Sequence[int | None] = ()  # in the item; None: not read, the target's is kept
     kept: list[Any] = field(default_factory=list[Any])  # of the target, also those that are read
-    targets: dict[int, Target] = field(default_factory=dict[int, Target])  # of arrays that are read
+    wants: dict[int, Want] = field(default_factory=dict[int, Want])  # the arrays that are read
     match: Match | None = None  # for the report; None without a target
     paths: Sequence[Path] = ()  # of the target's leaves, for patterns; empty without a target
-    live: Sequence[tuple[Any, bool]] = ()  # objects in the target, as in ``Wanted``
+    live: Sequence[tuple[Any, bool]] = ()  # objects in the target, as in ``TargetTree``
     is_pipeline: bool = False  # set first and without leaves, so that it prefetches
     # Of one object that can be set in parts: sets values by path, and returns the arrays that it then holds.
     set_parts: Callable[[Mapping[Path, Any]], list[Any]] | None = None
@@ -71,14 +72,7 @@ def renamed_dicts(paths: Sequence[str], leaves: list[Any]) -> dict[str, Any]:
 
 def pruned(node: Node, keep: set[int], counter: Iterator[int] | None = None) -> Node | None:
     """The structure with only the leaves at positions in ``keep``; None if none is left. ``counter`` gives the next position."""
-    counter, count = counter or itertools.count(), len(node.children)
-    if count and node.children[0] is LEAF and node.children.count(LEAF) == count:
-        # all children are leaves: select them by set operations, not by a step for each leaf
-        own = list(itertools.islice(counter, count))
-        if keep.isdisjoint(own):
-            return None
-        here = sorted(keep.intersection(own))
-        return _remaining(node, [(node.keys[position - own[0]], LEAF) for position in here])
+    counter = counter or itertools.count()
     if node.kind == "leaf":
         return node if next(counter) in keep else None
     if node.kind == "expanded":
@@ -106,28 +100,15 @@ def _remaining(node: Node, left: list[tuple[Key, Node]]) -> Node | None:
 
 def report_of(plans: Sequence[ItemPlan]) -> RestoreReport:
     """The report, from the executed plans; each path begins with the name of its item."""
-
-    def of(paths: Callable[[ItemPlan], Iterable[str]]) -> tuple[str, ...]:
-        return tuple(
-            f"{plan.item.name}/{path}" if plan.item.name else path
-            for plan in plans
-            for path in paths(plan)
-        )
-
-    def matched(name: str) -> tuple[str, ...]:
-        return of(lambda plan: getattr(plan.match, name, ()))
-
-    return RestoreReport(
-        loaded=of(
-            lambda plan: (
-                format_path(plan.item.paths[at]) for at in plan.positions if at is not None
-            )
-        ),
-        missing=matched("missing"),
-        unexpected=matched("unexpected"),
-        cast=matched("cast"),
-        resharded=of(_resharded),
-    )
+    found = {name: list[str]() for name in ("loaded", "missing", "unexpected", "cast", "resharded")}
+    for plan in plans:
+        prefix, match = f"{plan.item.name}/" if plan.item.name else "", plan.match or Match()
+        read = (at for at in plan.positions if at is not None)
+        found["loaded"] += [prefix + format_path(plan.item.paths[at]) for at in read]
+        found["resharded"] += [prefix + path for path in _resharded(plan)]
+        for name in ("missing", "unexpected", "cast"):
+            found[name] += [prefix + path for path in getattr(match, name)]
+    return RestoreReport(**{name: tuple(paths) for name, paths in found.items()})
 
 
 _ON_DEVICES = frozenset({"jax", "key"})
@@ -138,15 +119,13 @@ def _resharded(plan: ItemPlan) -> Iterator[str]:
     item = plan.item
     # by id of saved and of target sharding: many leaves share both, so they are compared once
     moved: dict[tuple[int, int], bool] = {}
-    for result, target in plan.targets.items():
-        position = plan.positions[result]
-        assert position is not None
-        described = item.shardings[position]
-        on_devices = {target.spec.kind, item.specs[position].kind} <= _ON_DEVICES
+    for want in plan.wants.values():
+        described, saved = item.shardings[want.leaf], item.specs[want.leaf]
+        on_devices = {(want.spec or saved).kind, saved.kind} <= _ON_DEVICES
         if not on_devices or (not described and isinstance(item, OrbaxItem)):
             continue  # Orbax may have recorded no sharding
-        pair = (id(described), id(target.sharding))
+        pair = (id(described), id(want.sharding))
         if pair not in moved:
-            moved[pair] = is_resharded(described, target.sharding)
+            moved[pair] = is_resharded(described, want.sharding)
         if moved[pair]:
-            yield format_path(item.paths[position])
+            yield format_path(item.paths[want.leaf])

@@ -13,14 +13,14 @@ from ckpt_core._lazy import jax
 from ckpt_core._load.constants import NO_FUNCTION, nodes_in
 from ckpt_core._load.plans import ItemPlan
 from ckpt_core._load.request import Request
-from ckpt_core._load.targets import Wanted
+from ckpt_core._load.targets import TargetTree
 from ckpt_core._saved import Checkpoint, ExtentItem, OrbaxItem, SavedItem
 from ckpt_core._tree import Path, flatten, format_path, stored_paths
 from ckpt_core._tree.match import Idle, MatchRules, Renames
 
 
 def under_wanted_paths(
-    item: SavedItem, wanted: Wanted, request: Request
+    item: SavedItem, wanted: TargetTree, request: Request
 ) -> tuple[SavedItem, MatchRules, Set[str]]:
     """The item, the rules by which its paths become those of a target, and wanted paths that stay as they are. The paths are
     renamed by the caller, as the target's adapter reads it; by the names that Orbax gives; and by what the adapter knows of
@@ -37,7 +37,7 @@ def under_wanted_paths(
     if isinstance(item, OrbaxItem):
         rules = replace(rules, loose_keys=True)
         rules = _then(rules, _names_of_orbax(item, wanted.like, rules.rename))
-    if align := _adapters.method(_adapters.adapter_for(wanted.like), "align"):
+    if align := getattr(_adapters.adapter_for(wanted.like), "align", None):
         now = rules.rename or (lambda path: path)
         saved = {now(format_path(path)): spec for path, spec in item.leaves}
         moved, left_alone = align(wanted.like, saved, ordered=not isinstance(item, OrbaxItem))
@@ -189,7 +189,7 @@ def _adapter_of_renames(live: Sequence[tuple[Any, bool]]) -> Any:
         adapter: Any = _adapters.adapter_for(obj)
         adapters[id(adapter)] = adapter
     adapter = next(iter(adapters.values()), None)
-    return adapter if len(adapters) == 1 and _adapters.method(adapter, "renamed") else None
+    return adapter if len(adapters) == 1 and hasattr(adapter, "renamed") else None
 
 
 def renamed_names(

@@ -9,7 +9,6 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from ckpt_core._errors import CheckpointError
 from ckpt_core._format.rules import Rule, rules_from
 from ckpt_core._options import (
     METRICS_ARE_NUMBERS,
@@ -77,13 +76,6 @@ class Request:
     abandoned: Callable[[], bool] | None = None  # of a background load: the interpreter is exiting
     renames: Mapping[str, str] | None = None  # ``rename=`` as a dict, which some adapters read
     name_rules: tuple[Rule, ...] | None = None  # ``rules=``
-
-    def refuse_if_abandoned(self) -> None:
-        """Raises CheckpointError if the interpreter is exiting and no caller can get the result."""
-        if self.abandoned is not None and self.abandoned():
-            raise CheckpointError(
-                "the background load was stopped because the interpreter is exiting: no caller can get its result"
-            )
 
 
 def make_request(

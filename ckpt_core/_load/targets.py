@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from ckpt_core._errors import CheckpointError, Mismatch, StructureMismatch, Unsu
 from ckpt_core._layout.regions import Region, whole
 from ckpt_core._lazy import jax
 from ckpt_core._load.request import Request
+from ckpt_core._read import Array, Want
 from ckpt_core._results import LeafInfo
 from ckpt_core._saved import SavedItem
 from ckpt_core._tree import FlatTree, Path, format_path
@@ -32,18 +34,6 @@ _NUMBERS = ("jax", "numpy", "numpy_scalar")
 _SIXTY_FOUR = frozenset({"int64", "uint64", "float64", "complex128"})
 
 
-@dataclass(frozen=True)
-class Target:
-    """What one leaf shall become."""
-
-    spec: LeafSpec  # of the result
-    sharding: Any  # None: uncommitted on the default device, or no jax array
-    regions: list[Region]  # of the stored array, which this process reads
-    # To which readers cast block by block, to save memory; None if they must not.
-    dtype: np.dtype[Any] | None
-    may_map: bool  # the result may be a mapped file: a jax array must share no memory with one
-
-
 class SavedLeaf:
     """Description of a saved leaf that is not read yet, with ``kind``, ``shape`` and ``dtype`` of its ``LeafSpec``. An
     adapter's ``wanted`` gets a pytree of these; each one that it returns is loaded as it was saved.
@@ -60,7 +50,7 @@ _ORDINARY = (int, float, bool, complex, str, bytes, np.ndarray, np.generic, Save
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TargetTree:
     """The target of one item, as leaves."""
 
     like: Any  # what the caller passed; of a load the copy of a live object
@@ -71,7 +61,7 @@ class Wanted:
     places: Sequence[Path]  # that hold ``...``
 
     @classmethod
-    def of(cls, like: Any, flat: FlatTree, live: Sequence[tuple[Any, bool]]) -> Wanted:
+    def of(cls, like: Any, flat: FlatTree, live: Sequence[tuple[Any, bool]]) -> TargetTree:
         """Leaves of ``inspect`` that are no jax arrays are wanted as they were saved."""
         leaves, places = flat.leaves, list[Path]()
         ordinary = (jax.Array, jax.ShapeDtypeStruct, *_ORDINARY)
@@ -113,20 +103,19 @@ def is_deleted(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and not traced and leaf.is_deleted()
 
 
-def plain_targets(item: SavedItem, positions: Sequence[int], request: Request) -> dict[int, Target]:
-    """Targets by position in the item, for a load without ``like``: each leaf as it was saved."""
-    targets: dict[int, Target] = {}
+def wants_as_saved(item: SavedItem, positions: Sequence[int], request: Request) -> list[Want]:
+    """What a load without ``like`` reads of these leaves: each as it was saved."""
+    wants: list[Want] = []
     sharding, as_numpy = request.sharding, request.as_numpy
-    # leaves of one spec and saved sharding share one target, unless sharding= depends on the path; the record gives
-    # equal leaves one object each
+    # leaves of one spec and saved sharding differ in their positions alone, unless sharding= depends on the path; the
+    # record gives equal leaves one object each
     alike = sharding is None or isinstance(sharding, (jax.sharding.Sharding, jax.sharding.Mesh))
-    known: dict[tuple[int, int], Target] = {}
+    known: dict[tuple[int, int], Want] = {}
     for position in positions:
         spec = item.specs[position]
         key = (id(spec), id(item.shardings[position]))
-        found = known.get(key) if alike else None
-        if found is not None:
-            targets[position] = found
+        if alike and key in known:
+            wants.append(known[key]._replace(leaf=position))
             continue
         if as_numpy and spec.kind in ("jax", "key"):
             spec = LeafSpec(
@@ -139,8 +128,9 @@ def plain_targets(item: SavedItem, positions: Sequence[int], request: Request) -
             if spec.kind in ("jax", "key") and not as_numpy
             else None
         )
-        targets[position] = known[key] = _target(item, position, spec, chosen, as_numpy)
-    return targets
+        known[key] = _want(item, position, spec, chosen, as_numpy)
+        wants.append(known[key])
+    return wants
 
 
 def _chosen(item: SavedItem, position: int, sharding: Any) -> Any:
@@ -183,16 +173,14 @@ def _at_path(tree: Any, path: Path) -> Any:
     return node
 
 
-def _target(
-    item: SavedItem, position: int, spec: LeafSpec, sharding: Any, as_numpy: bool
-) -> Target:
+def _want(item: SavedItem, position: int, spec: LeafSpec, sharding: Any, as_numpy: bool) -> Want:
     saved = item.specs[position]
     if spec.kind == "jax" and spec.dtype in _SIXTY_FOUR:
         refuse_narrowing(spec.dtype, item.paths[position])
     dtype = None if spec.dtype == saved.dtype else _dtype_while_read(saved, spec)
     if as_numpy or spec.kind not in ("jax", "key"):
         maps = as_numpy and dtype is None and saved.kind in ("jax", "numpy") and saved.detail != ">"
-        return Target(spec, None, [whole(saved.stored_shape)], dtype, maps)
+        return Want(position, [whole(saved.stored_shape)], maps, None, dtype, spec)
     try:
         regions = shardings.local_regions(sharding, saved.shape)
     except ValueError as error:  # the mesh does not divide a dimension evenly
@@ -202,7 +190,7 @@ def _target(
     if spec.kind == "key":
         words = saved.stored_shape[-1]
         regions = [(*region, (0, words)) for region in regions]
-    return Target(spec, sharding, regions, dtype, False)
+    return Want(position, regions, False, sharding, dtype, spec)
 
 
 def refuse_narrowing(dtype: str, path: Path | str) -> None:
@@ -217,11 +205,11 @@ def refuse_narrowing(dtype: str, path: Path | str) -> None:
         )
 
 
-def like_targets(
+def wants_of_target(
     item: SavedItem, wanted: Sequence[tuple[int, LeafSpec, Any]], sharding: Any = None
-) -> list[Target]:
-    """Targets for the leaves of ``like``, from each leaf's position in the item, wanted spec, and live or abstract leaf; with
-    ``sharding=`` if that was passed.
+) -> list[Want]:
+    """What is read for the leaves of a target, from each leaf's position in the item, wanted spec, and live or abstract leaf;
+    with ``sharding=`` if that was passed.
     """
     arrays = (jax.Array, jax.ShapeDtypeStruct)
     asked = [
@@ -230,8 +218,8 @@ def like_targets(
     ]
     named = (one for one in asked if isinstance(one, jax.sharding.NamedSharding))
     mesh = next((one.mesh for one in named if one.mesh.size > 1), None)
-    targets: list[Target] = []
-    known: dict[Any, Target] = {}  # many leaves are alike
+    wants: list[Want] = []
+    known: dict[Any, Want] = {}  # many leaves differ in their positions alone
     for (position, spec, leaf), own in zip(wanted, asked, strict=True):
         chosen = own
         if spec.kind not in ("jax", "key"):
@@ -242,9 +230,9 @@ def like_targets(
             chosen = _saved_sharding(item, position, mesh)
         key = item.specs[position], spec, chosen
         if key not in known:
-            known[key] = _target(item, position, spec, chosen, False)
-        targets.append(known[key])
-    return targets
+            known[key] = _want(item, position, spec, chosen, False)
+        wants.append(known[key]._replace(leaf=position))
+    return wants
 
 
 PYTHON_NUMBERS = frozenset({"int", "float", "bool", "complex"})
@@ -287,15 +275,15 @@ def _saved_sharding(item: SavedItem, position: int, mesh: Any = None) -> Any:
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
 
-def check_room(item: SavedItem, placed: Sequence[tuple[int, Target, Any]]) -> None:
+def check_room(item: SavedItem, wants: Sequence[Want], replaced: Sequence[Any] = ()) -> None:
     """Raises CheckpointError, before anything is read, if arrays exceed the free memory of the default device, or if several
-    processes run and nothing says which holds what. ``placed`` has the position in the item, the target, and the replaced leaf
-    or None. An array without a sharding is each process's own copy of one value, if it was saved as one or replaces one.
+    processes run and nothing says which holds what. ``replaced`` has the leaves in the places of what is read, if any are.
+    An array without a sharding is each process's own copy of one value, if it was saved as one or replaces one.
     """
     unplaced = [
-        (position, target.spec, leaf)
-        for position, target, leaf in placed
-        if target.sharding is None and target.spec.kind in ("jax", "key")
+        (want.leaf, want.spec, leaf)
+        for want, leaf in itertools.zip_longest(wants, replaced)
+        if want.sharding is None and want.spec is not None and want.spec.kind in ("jax", "key")
     ]
     several = bool(unplaced) and jax.process_count() > 1
     for position, _, leaf in unplaced if several else ():
@@ -321,7 +309,7 @@ def check_room(item: SavedItem, placed: Sequence[tuple[int, Target, Any]]) -> No
 
 
 def _dtype_while_read(saved: LeafSpec, spec: LeafSpec) -> np.dtype[Any] | None:
-    """``Target.dtype``: only floats are cast while reading, as ``value_of`` checks that a cast of integers changes no value."""
+    """``Want.dtype``: only floats are cast while reading, as ``value_of`` checks that a cast of integers changes no value."""
     if saved.kind not in ("jax", "numpy") or spec.kind not in ("jax", "numpy"):
         return None
     if not spec.dtype or spec.dtype == saved.dtype or saved.stored_dtype != saved.dtype:
@@ -343,37 +331,31 @@ def is_resharded(described: dict[str, Any] | None, sharding: Any) -> bool:
     return saved is None or saved != sharding
 
 
-Array = np.ndarray[Any, Any]
 _PYTHON_FLOATS = ("float", "complex")
 
 
 def value_of(
-    saved: LeafSpec, target: Target, parts: dict[Region, Array], path: Path, *, cast: bool
+    saved: LeafSpec, want: Want, parts: dict[Region, Array], path: Path, *, cast: bool
 ) -> Any:
-    """The value of one leaf. ``parts`` has the stored data of each of the target's regions in host memory, or one array of jax
-    that is what the target asks for, up to its sharding. Without ``cast`` a Python float becomes no other number. Raises
-    StructureMismatch if values do not fit the wanted dtype.
+    """The value of one leaf. ``parts`` has the stored data of each of its regions in host memory. Without ``cast`` a Python
+    float becomes no other number. Raises StructureMismatch if values do not fit the wanted dtype.
     """
-    spec = target.spec
+    spec = want.spec or saved
     if spec.kind == "key":
-        if target.sharding is None and saved.kind != "key":
+        if want.sharding is None and saved.kind != "key":
             raise CheckpointError(f"{format_path(path)}: not a PRNG key")
         keyed = {region[:-1]: part for region, part in parts.items()}
-        return placing.place_key(saved.shape, spec.dtype, target.sharding, keyed)
+        return placing.place_key(saved.shape, spec.dtype, want.sharding, keyed)
     if spec.kind == "jax":
-        logical, dtype = parts, None
-        # as stored; or cast as it was read, into memory that XLA owns
-        as_read = spec.dtype == saved.dtype == saved.stored_dtype and parts
-        if not as_read and not any(isinstance(part, jax.Array) for part in parts.values()):
-            logical = _logical(saved, spec, parts, path, cast)
-        if not logical:
-            dtype = dtype_from_name(spec.dtype or saved.dtype)
-        elif saved.detail == "weak" and spec.dtype == saved.dtype:
+        as_stored = spec.dtype == saved.dtype == saved.stored_dtype
+        logical = parts if as_stored else _logical(saved, spec, parts, path, cast)
+        dtype = None if logical else dtype_from_name(spec.dtype or saved.dtype)
+        if logical and saved.detail == "weak" and spec.dtype == saved.dtype:
             (part,) = logical.values()
-            weak = placing.place_weak(part, target.sharding)
+            weak = placing.place_weak(part, want.sharding)
             if weak is not None:
                 return weak
-        return placing.place(saved.shape, target.sharding, logical, dtype)
+        return placing.place(saved.shape, want.sharding, logical, dtype)
     (array,) = _logical(saved, spec, parts, path, cast).values()
     if saved.kind == "key":
         return array

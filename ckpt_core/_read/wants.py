@@ -12,6 +12,7 @@ import numpy as np
 from ckpt_core._layout.regions import Region, region_shape, region_size, region_slices, whole
 from ckpt_core._options import MIB
 from ckpt_core._storage import coalesce
+from ckpt_core._tree.leaves import LeafSpec
 
 _ALIGNMENT = 64
 """Bytes. On CPU, jax uses host memory without a copy only if its address is a multiple of this."""
@@ -22,14 +23,17 @@ Array = np.ndarray[Any, Any]
 
 
 class Want(NamedTuple):
-    """One leaf to read."""
+    """One leaf to read, and what it becomes."""
 
     leaf: int  # its position in the item
-    regions: list[Region]  # of the stored array
-    mapped: bool = False  # the reader may memory-map the file instead of reading it
-    sharding: Any = None  # of the loaded array, for ``Broadcast``; None: on the host or uncommitted
+    regions: list[Region]  # of the stored array, that this process reads
+    mapped: bool = False  # the file may be memory-mapped: a jax array must share no memory with one
+    sharding: Any = (
+        None  # of the loaded array; None: on the host, or uncommitted on the default device
+    )
     # The reader may cast to it block by block, so that memory never holds both; or it returns the stored dtype.
     dtype: np.dtype[Any] | None = None
+    spec: LeafSpec | None = None  # of the result; None: as it is stored
 
 
 Reading = Callable[..., Generator[tuple[Want, dict[Region, Array]]]]

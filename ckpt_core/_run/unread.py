@@ -120,7 +120,7 @@ class UnreadValues:
                     item=name,
                 )
             adapter = _adapters.adapter_for(value)
-            if adapter is not None and _adapters.is_per_process(adapter):
+            if getattr(adapter, "per_process", False):
                 self._say_if_another(name, value)
                 with contextlib.suppress(Exception):  # what is wrong with it the save itself raises
                     self._compare(name, value, adapter)
@@ -145,7 +145,7 @@ class UnreadValues:
             return
         now: str | None = ""
         if last is not None:
-            take = _adapters.method(adapter, "get_position") or adapter.get_state
+            take = getattr(adapter, "get_position", None) or adapter.get_state
             now = repr(take(pipeline))
             if now == position:
                 self._say_it_stands(name, pipeline, same)

@@ -109,8 +109,8 @@ def prepare_item(
             return [prepare_json(name, value, job) for job in jobs]
         if isinstance(value, Files | SavedFiles):
             return prepare_files(name, value, jobs)
-        per_process = adapter is not None and _adapters.is_per_process(adapter)
-        whole = adapter is not None and (per_process or _adapters.accepts_any_structure(adapter))
+        per_process = getattr(adapter, "per_process", False)
+        whole = per_process or getattr(adapter, "accepts_any_structure", False)
         if live is not None and whole:
             live.append((value, False))  # what is inside of it is its own
             live = None
