@@ -36,7 +36,7 @@ from ckpt_core._layout.regions import whole
 from ckpt_core._operation import logger
 from ckpt_core._options import KIB, MIB
 from ckpt_core._save.job import PreparedItem
-from ckpt_core._storage import ArrayToWrite, DataFiles, Location, Place, Rows
+from ckpt_core._storage import ArrayToWrite, ArrayWriter, DataFiles, Location, Place, Rows
 from ckpt_core._tree.leaves import LeafSpec
 
 LINKED_DIRECTORY = "ocdbt.linked"
@@ -78,12 +78,16 @@ class Linked:
     files: dict[str, FileRecord]  # by path in the checkpoint
     unlinked: frozenset[str]  # unchanged arrays in files that are not worth linking
 
-    def to_write(self, arrays: Iterable[ArrayToWrite]) -> list[ArrayToWrite]:
-        """The arrays with what must still be written, which is at least what describes them."""
-        return [
-            replace(array, pieces=(), size_bytes=0) if array.name in self.names else array
-            for array in arrays
-        ]
+    def to_write(
+        self, arrays: Iterable[ArrayToWrite]
+    ) -> tuple[list[ArrayToWrite], list[ArrayToWrite]]:
+        """The unlinked arrays, and the others, with what must still be written: at least what describes them."""
+        apart, others = list[ArrayToWrite](), list[ArrayToWrite]()
+        for array in arrays:
+            if array.name in self.names:
+                array = replace(array, pieces=(), size_bytes=0)
+            (apart if array.name in self.unlinked else others).append(array)
+        return apart, others
 
 
 class Links:
@@ -123,8 +127,7 @@ class Links:
         path: str,
         written_at: str,
         items: Iterable[PreparedItem],
-        rows: Mapping[str, Rows],
-        checksums: Mapping[str, Mapping[str, tuple[int, ...]]],
+        writers: Mapping[str, ArrayWriter],
         files: Mapping[str, FileRecord],
     ) -> None:
         """Remembers a step that is in the temporary directory ``written_at`` and is about to be committed to ``path``."""
@@ -136,6 +139,8 @@ class Links:
             for item in items
             if item.record.form == "tree"
         }
+        rows = {name: writer.rows for name, writer in writers.items()}
+        checksums = {name: writer.checksums for name, writer in writers.items()}
         identities = identify(written_at, files)
         self._next = _SavedStep(path, arrays, rows, checksums, identities, files)
 
