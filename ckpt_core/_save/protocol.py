@@ -455,10 +455,8 @@ class Save:
             for item in trees:
                 self._write_index("", self._writers[item.name].rows, below=f"{item.folder}/")
         record = self._record()
-        if self._links is not None:
-            self._links.prepare(
-                job.target, self.attempt.path, self.items, self._writers, self.files
-            )
+        if (links := self._links) is not None:
+            links.prepare(job.target, self.attempt.path, self.items, self._writers, self.files)
         self.attempt.make_durable(RECORD_FILE, dump_record(record))
 
     def _record(self) -> Record:
