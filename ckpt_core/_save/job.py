@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,12 +13,27 @@ import numpy as np
 
 from ckpt_core import _processes
 from ckpt_core._background.pending import unfinished, wait_for_saves
-from ckpt_core._directory import Backend, Scratch, SourceFile, is_file_name, resolve
-from ckpt_core._errors import RefusedArgument
+from ckpt_core._directory import (
+    Attempt,
+    Backend,
+    Scratch,
+    SourceFile,
+    is_file_name,
+    pieces_of,
+    resolve,
+    write_pieces,
+)
+from ckpt_core._errors import CheckpointError, RefusedArgument
 from ckpt_core._fork import HOME, forked
 from ckpt_core._format import orbax_write
 from ckpt_core._format.plain_json import numbers_in, refuse_keys
-from ckpt_core._format.record import RECORD_FILE, RESERVED_FOLDERS, ItemRecord
+from ckpt_core._format.record import (
+    RECORD_FILE,
+    RESERVED_FOLDERS,
+    FileRecord,
+    ItemRecord,
+    dump_json,
+)
 from ckpt_core._items import Json
 from ckpt_core._lazy import JAX_SETTINGS, jax
 from ckpt_core._options import METRICS_ARE_NUMBERS, Options, refuse_args, refuse_arguments, unnamed
@@ -32,6 +47,8 @@ if TYPE_CHECKING:
 
 
 _ARGUMENTS = ("overwrite", "metadata", "options", "items", "metrics", "force")
+_OF_METRICS = "metrics", "json"
+"""Name and form of an item whose values stand where Orbax looks for metrics, too."""
 
 
 class _Nothing:
@@ -284,3 +301,66 @@ def _instead(name: object, value: object) -> str:
     if getattr(value, "shape", None):
         return "take one number of it, such as its mean"
     return METRICS_ARE_NUMBERS
+
+
+def metadata_files(
+    job: SaveJob, fields: RecordFields, items: Sequence[PreparedItem]
+) -> dict[str, bytes]:
+    """Name and content of all files that Orbax reads besides the arrays."""
+    handlers, found = dict[str, str](), dict[str, bytes]()
+    for item in items:
+        form = "json" if item.record.form != "tree" else "text_tree" if item.texts else "tree"
+        handlers[item.folder] = item.handler or orbax_write.HANDLERS[form]
+        if item.record.form == "process":
+            note = dump_json({"format": "ckpt process state", "process_count": job.writers.count})
+            found |= dict.fromkeys([f"{item.folder}/metadata", f"{item.folder}/data.json"], note)
+            continue
+        if item.plan is None:
+            continue
+        for folder in (f"{item.folder}/", *([""] if job.flat else [])):
+            found |= {folder + name: data for name, data in item.plan.files}
+            if item.texts:
+                paths = dict(zip(item.names, item.record.paths, strict=True))
+                texts = orbax_write.strings_file(item.texts, paths)
+                found[folder + orbax_write.STRINGS_FILE] = texts
+    stored = [one.state_files for one in items if (one.name, one.record.form) == _OF_METRICS]
+    if fields.metrics or stored:
+        handlers["metrics"] = orbax_write.HANDLERS["json"]
+        numbers = dump_json(dict(fields.metrics))
+        found["metrics/metrics"] = stored[0]["data.json"] if stored else numbers
+    found[orbax_write.STEP_METADATA] = orbax_write.step_metadata(handlers, fields.metadata)
+    text = f"Checkpoint commit was successful to {job.target}"
+    said = text.encode(errors="surrogateescape")
+    if not job.local:  # there Orbax asks for one in each item that it opens by itself
+        mark = orbax_write.COMMIT_FILE
+        for item in items:
+            if item.record.form != "files" or mark in item.record.notes:
+                found[f"{item.folder}/{mark}"] = said
+    return found | {orbax_write.COMMIT_FILE: said}
+
+
+def write_sources(
+    item: PreparedItem, attempt: Attempt, job: SaveJob, links: Links | None
+) -> dict[str, FileRecord]:
+    """Size and digest, by path in the checkpoint, of the item's larger files, which it copies into the attempt,
+    or links if they have not changed. CheckpointError if a file has changed since the save was called.
+    """
+    found: dict[str, FileRecord] = {}
+    for source in item.sources:
+        name = f"{item.folder}/{source.name}"
+        linked = None if links is None else links.link_file(name, attempt.path, source)
+        if linked is not None:
+            found[name] = linked
+        elif job.local:
+            path = os.path.join(attempt.path, name)
+            crc = write_pieces(path, pieces_of(source), durable=job.options.durable)
+            size = os.stat(path).st_size
+            if size != source.size_bytes:
+                raise CheckpointError(f"{source.path} became shorter while it was being saved")
+            found[name] = FileRecord(size, crc)
+        else:
+            data = b"".join(pieces_of(source))
+            found[name] = attempt.write(name, data)
+    if item.scratch is not None:
+        item.scratch.close()
+    return found

@@ -24,7 +24,7 @@ from ckpt_core._layout.chunks import chunk_shape
 from ckpt_core._layout.regions import Region, region_size, whole
 from ckpt_core._layout.writers import CutRegion, WriterTurns, cut_region, shared_chunk_bytes
 from ckpt_core._lazy import jax
-from ckpt_core._save.plan_digest import Fact, Leaf, facts, layout_of
+from ckpt_core._save.agree import Fact, facts, layout_of
 from ckpt_core._tree import FlatTree, Node, Path, format_path, stored_paths
 from ckpt_core._tree.leaves import CHANGEABLE_KINDS, TEXT_KINDS, LeafSpec, describe
 from ckpt_core._tree.patterns import idle_patterns, pattern_to_regex
@@ -87,12 +87,8 @@ class TreePlan:
     def facts(self, values: Mapping[str, str] = _NO_VALUES) -> Iterator[Fact]:
         """All facts that must be equal on all processes, leaf by leaf; ``values`` are ``PreparedItem.values``."""
         signature = self.signature
-        described = (
-            Leaf(leaf.spec, leaf.chunk, leaf.codec, stored, sharding, values.get(name, ""))
-            for name, leaf, stored, sharding in zip(
-                self.names, self.leaves, signature.stored, signature.shardings, strict=True
-            )
-        )
+        told = (values.get(name, "") for name in self.names)
+        described = zip(self.leaves, signature.stored, signature.shardings, told, strict=True)
         return facts(signature.root, described, self.own)
 
     @functools.cached_property

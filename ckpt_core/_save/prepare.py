@@ -14,14 +14,19 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ckpt_core import _adapters
 from ckpt_core._devices import shardings, transfer
 from ckpt_core._devices.staging import Copy
-from ckpt_core._directory import Scratch, SourceFile, files_below, pieces_of
+from ckpt_core._directory import (
+    Scratch,
+    SourceFile,
+    files_below,
+    pieces_of,
+)
 from ckpt_core._errors import CheckpointError, CheckpointNotFound, UnsupportedLeaf
 from ckpt_core._format import orbax_write, process_state
 from ckpt_core._format.plain_json import refuse_keys
@@ -31,6 +36,7 @@ from ckpt_core._layout.regions import Region, within
 from ckpt_core._lazy import jax
 from ckpt_core._options import MIB
 from ckpt_core._platform import ROOTS
+from ckpt_core._save.agree import text_of_array, text_of_text
 from ckpt_core._save.job import Landed, SaveJob
 from ckpt_core._save.job import PreparedItem as PreparedItem
 from ckpt_core._save.plan import (
@@ -41,7 +47,6 @@ from ckpt_core._save.plan import (
     refuse_idle,
     signature_of,
 )
-from ckpt_core._save.plan_digest import text_of_array, text_of_text
 from ckpt_core._storage import ArrayToWrite
 from ckpt_core._tree import NONE, flatten
 from ckpt_core._tree.leaves import (
@@ -52,6 +57,9 @@ from ckpt_core._tree.leaves import (
     to_host_array,
     to_text,
 )
+
+if TYPE_CHECKING:
+    from ckpt_core._save.protocol import Save
 
 Shared = tuple[tuple[tuple[str, int], ...], ...]
 """See ``RecordFields.shared``."""
@@ -65,6 +73,39 @@ NOTES: tuple[str, ...] = ("metadata", "data.json")
 _HELD_BYTES = MIB
 """Smaller files are read before the save returns."""
 _HELD_BYTES_IN_ALL = 64 * MIB
+
+
+def take_snapshot(
+    items: Mapping[str, Any],
+    saves: Sequence[Save],
+    copy: Copy | None = None,
+    begins: Save | None = None,
+) -> None:
+    """Copies or references all values as they are now, once for all saves of one step. With several
+    processes, an error is kept and raised in ``agree``, where the others wait for this one. ``begins``
+    is the save that then begins on process 0, in a file system, where that takes no round trip.
+    """
+    jobs = [one.job for one in saves]
+    for one in saves:
+        one.operation.happened("save_started")
+    try:
+        with saves[0].operation.watched("taking the snapshot"):
+            fields = jobs[0].fields.frozen()
+            prepared, shared = prepare_items(items, jobs, copy)
+            for one, its in zip(saves, prepared, strict=True):
+                one.items, one.fields = its, replace(fields, shared=shared)
+            if begins is not None and jobs[0].local and jobs[0].processes.index == 0:
+                begins.begin()
+        for one in saves:
+            one.blocking_secs = one.operation.happened("snapshot_taken")
+    except BaseException as error:
+        if jobs[0].processes.count > 1 and isinstance(error, Exception):
+            for one in saves:
+                one.refusal = error
+            return
+        for one in saves:
+            one.give_up(error)
+        raise
 
 
 def prepare_items(

@@ -1,63 +1,55 @@
-"""One save: flatten, plan and snapshot on the caller's thread; then write and commit, perhaps in a background thread.
+"""One save: a snapshot on the caller's thread; then agree, write and commit, perhaps in a background thread.
 
 In ``Save`` all processes write into one directory, which process 0 commits; ``_run/tiers/save.py`` has a directory for each, and
 all commit or none; in ``pieces`` one process writes bit by bit.
-
-Before anything is written, all processes agree that they save the same. Each sends a digest of all that decides what is stored
-where. The digest of a tree is computed once per plan and reused for later saves of the same pytree structure. If all digests are
-equal, one agreement is enough. If not, the first process that differs from process 0 sends what it is about to save, and the
-error names the first setting or leaf that differs.
 """
 
 from __future__ import annotations
 
-import json
+import itertools
 import operator
 import os
+import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+import time
+import zlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from ckpt_core._background.pending import PendingSave
+from ckpt_core._background.threads import Workers
 from ckpt_core._devices.staging import Copy
 from ckpt_core._directory import Attempt
 from ckpt_core._errors import ANSWERS, CheckpointError, at_the_call
-from ckpt_core._format.record import library_versions
-from ckpt_core._options import Options, checked_options
-from ckpt_core._processes import Round
+from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, dump_checksums
+from ckpt_core._format.packed import pack
+from ckpt_core._format.part import Part
+from ckpt_core._format.record import RECORD_FILE, FileRecord, Record, dump_record, library_versions
+from ckpt_core._lazy import jax
+from ckpt_core._operation import Operation
+from ckpt_core._options import MIB, Options, checked_options
+from ckpt_core._save.agree import agree_to_save, join_parts, pass_part, refuse_unseen
 from ckpt_core._save.job import (
     NOTHING,
     PreparedItem,
     RecordFields,
     SaveJob,
     collect_items,
+    metadata_files,
     save_job,
+    write_sources,
 )
-from ckpt_core._save.plan_digest import (
-    SETTING,
-    Fact,
-    difference,
-    digest_of,
-    dump_facts,
-    layout_of,
-    parse_facts,
-)
-from ckpt_core._save.prepare import landed, prepare_items
-from ckpt_core._save.write import Write
+from ckpt_core._save.prepare import landed, take_snapshot
+from ckpt_core._storage import INDEX_FILE, ArrayToWrite, ArrayWriter, Rows, encode_index
 
 Around = Callable[[Callable[[], None]], None]
 """Calls its argument, which writes and commits; may do more before and after, on that thread."""
-_NAMED = 5
-"""A message lists at most this many of the processes that differ."""
-_KINDS = {
-    "tree": "a tree",
-    "process": "one state of each process",
-    "files": "files",
-    "json": "plain values",
-}
+_FILES_AT_ONCE = 4
+"""Number of data files that are written at once."""
+_UPLOADED_FILE_BYTES = 32 * MIB
+"""Maximum size of a data file in an object store, since it is in memory as a whole."""
 
 
 def save(
@@ -105,7 +97,7 @@ def save(
     fields = RecordFields(state is not NOTHING, metadata)
     job = save_job(path, fields, chosen_options, overwrite=overwrite)
     try:
-        prepared = prepare_save(job, chosen)
+        prepared = _prepared(job, chosen)
     except ANSWERS as error:
         raise at_the_call(error)  # noqa: B904
     try:
@@ -147,7 +139,7 @@ def save_async(
     fields = RecordFields(state is not NOTHING, metadata)
     job = save_job(path, fields, chosen_options, overwrite=overwrite)
     try:
-        prepared = prepare_save(job, chosen, np.copy)
+        prepared = _prepared(job, chosen, np.copy)
     except ANSWERS as error:
         raise at_the_call(error)  # noqa: B904
     pending = None
@@ -163,19 +155,56 @@ def save_async(
         raise
 
 
-class Save(Write):
-    """One save of all processes. After ``take`` it is either run once, perhaps by another thread, or undone; later calls do nothing. The
-    processes agree that they save the same, that they see one attempt, after writing, and after the commit.
+def _prepared(job: SaveJob, items: Mapping[str, Any], copy: Copy | None = None) -> Save:
+    """The save with the snapshot of all items, which in a file system process 0 has also begun."""
+    save = Save(job)
+    try:
+        take_snapshot(items, [save], copy, save)
+    except BaseException:
+        save.undo()
+        raise
+    return save
+
+
+class Save:
+    """One save of all processes. After ``take_snapshot`` it is either run once, perhaps by another thread, or undone; later calls
+    do nothing. The processes agree that they save the same, that they see one attempt, after writing, and after the commit.
     """
 
+    attempt: Attempt  # in which this process writes
+
     def __init__(self, job: SaveJob, around: Around | None = None, call: str = "save") -> None:
-        super().__init__(job)
+        options = job.options
+        self.job = job
+        self.operation = Operation(
+            "save", job.target, job.step, options.report_secs, options.on_event
+        )
+        self.token = job.token or secrets.token_hex(16)
+        self.fields = job.fields  # later a copy that the caller cannot change
+        self.items: list[PreparedItem] = []
+        self.part: Part | None = None  # of the step; in a local directory of several processes
         self.refusal: Exception | None = None  # ``agree`` reports it to the others and raises it
+        self.files: dict[str, FileRecord] = {}  # that are written, by path in the checkpoint
+        self.blocking_secs = 0.0  # the snapshot's
+        self.written_bytes = 0
         self._around = around
-        self._round = job.processes.round(call, job.options.timeout_secs, job.target)
-        self._refused = self._agreeing = False
+        self._round = job.processes.round(call, options.timeout_secs, job.target)
+        self._others_know = False  # whether this process takes part
         self._claim = threading.Lock()  # taken once, by ``run`` or ``undo``
         self._begun: Attempt | None = None  # by this process, which removes it if it fails
+        self._passed: list[str] = []  # on process 0: what ``write_part`` gave on each process
+        self._began = time.monotonic()
+        alone = job.local and job.writers.count == 1 and options.link_unchanged
+        self._links = job.links if alone else None
+        self._writers: dict[str, ArrayWriter] = {}  # by item
+        self._file_bytes, held_bytes = options.target_data_file_bytes, options.chunk_bytes
+        if not job.local:
+            self._file_bytes = min(self._file_bytes, _UPLOADED_FILE_BYTES)
+            held_bytes = max(self._file_bytes, held_bytes)
+        # each thread has a chunk in memory, or a file on its way to an object store
+        threads = max(1, min(_FILES_AT_ONCE, options.max_host_bytes // held_bytes))
+        self._workers = Workers(threads, "ckpt-write")
+        self._host_bytes = options.max_host_bytes
 
     def run(self) -> None:
         """Writes and commits the checkpoint; if that fails, its files are removed."""
@@ -198,7 +227,7 @@ class Save(Write):
     def _write_and_commit(self) -> None:
         with self.operation.failing("save_failed", "beginning"):
             self.start()
-            self._on_all("written", self.write_part, report=str, judge=self.passed.extend)
+            self._on_all("written", self.write_part, report=str, judge=self._passed.extend)
             self._on_all("committed", self.commit)
         self._begun = None
         self.operation.committed(self.written_bytes, self.blocking_secs)
@@ -229,7 +258,7 @@ class Save(Write):
         path, self.token = self.agree(settings, offer)
         if begun is None:
             self.attempt = job.backend.join(job.target, path, durable=job.options.durable)
-        self._on_all("seen", self._refuse_unseen)
+        self._on_all("seen", lambda: refuse_unseen(self.attempt, self.token, job))
 
     def begin(self) -> None:
         """Claims the target, and begins the attempt."""
@@ -245,8 +274,8 @@ class Save(Write):
 
     def refuse(self, error: BaseException) -> None:
         """Reports to the others, who wait in ``agree``, that this process does not take part; only the first time."""
-        if not self._refused:
-            self._refused = True
+        if not self._others_know:
+            self._others_know = True
             self._round.refuse(error)
 
     def give_up(self, error: BaseException) -> None:
@@ -256,37 +285,36 @@ class Save(Write):
 
     def agree(
         self,
-        settings: Mapping[str, Any],
+        settings: dict[str, Any],
         offer: Callable[[], Any],
         combine: Callable[[list[Any]], Any] = operator.itemgetter(0),
     ) -> Any:
         """Agreement 1 of several processes, that all save the same (see ``agree_to_save``); the answer to what they offer. ``settings``
         must be equal on all, besides items and fields. ``offer`` is called when the arrays of this process are on the host.
         """
-        job, offered = self.job, None
-        self._agreeing = True
-        try:
-            if self.refusal is None:
-                self.operation.phase = "waiting for arrays on their way to the host"
-                self.items[:] = [landed(item) for item in self.items]  # their values are compared
-                offered = offer()
-        except Exception as error:
-            self.refusal = error  # the other processes wait for this one: it reports the error to them, then raises
-        self.operation.phase = "agreeing what is saved"
+        self._others_know = True
         common = {
-            "Options(durable=)": job.options.durable,
-            "whether one state or named items are saved": job.fields.single,
+            "Options(durable=)": self.job.options.durable,
+            "whether one state or named items are saved": self.job.fields.single,
             "the version of ckpt": library_versions().get("ckpt-core"),
         }
+
+        def offered() -> Any:
+            try:
+                self._land()  # its values are compared
+                return offer()
+            finally:
+                self.operation.phase = "agreeing what is saved"
+
         return agree_to_save(
-            self._round, self.items, {**settings, **common}, offered, self.refusal, combine
+            self._round, self.items, settings | common, offered, self.refusal, combine
         )
 
     def _on_all(self, moment: str, work: Callable[[], Any], **reporting: Any) -> None:
         """Calls ``work`` and waits until all processes have done theirs; if one fails, all raise. ``moment`` names what all have
         done then with their parts; ``reporting`` goes to ``Round.all``.
         """
-        self._agreeing = True
+        self._others_know = True
         if self.job.processes.count == 1:
             work()
             return
@@ -298,152 +326,172 @@ class Save(Write):
 
         self._round.all(noted, **reporting)
 
-    def _refuse_unseen(self) -> None:
-        """Raises CheckpointError if this process does not see the token file of process 0."""
-        try:
-            seen = self.attempt.read("ckpt.token")
-        except FileNotFoundError:
-            seen = b""
-        if seen != self.token.encode():
-            raise CheckpointError(
-                f"{self.job.target} is not a directory that all processes share: process "
-                f"{self.job.processes.index} does not see what process 0 wrote in it"
-            )
-
     def _give_back(self) -> None:
         """Removes the attempt; reports that to the other processes, unless they know."""
-        if not self._agreeing:
-            self.refuse(CheckpointError("its save could not begin"))
+        self.refuse(CheckpointError("its save could not begin"))
         if self._begun is not None:
             self._begun.abort()
             self._begun = None
 
+    def write_part(self) -> str:
+        """Writes what this process has, and passes where it stands to process 0; returns the digest of that."""
+        self.write_own()
+        index = self.job.writers.index
+        return pass_part(self.attempt, index, self.files, self._writers) if index else ""
 
-def take_snapshot(
-    items: Mapping[str, Any],
-    saves: Sequence[Save],
-    copy: Copy | None = None,
-    begins: Save | None = None,
-) -> None:
-    """Copies or references all values as they are now, once for all saves of one step. With several
-    processes, an error is kept and raised in ``agree``, where the others wait for this one. ``begins``
-    is the save that then begins on process 0, in a file system, where that takes no round trip.
-    """
-    jobs = [one.job for one in saves]
-    for one in saves:
-        one.operation.happened("save_started")
-    try:
-        with saves[0].operation.watched("taking the snapshot"):
-            fields = jobs[0].fields.frozen()
-            prepared, shared = prepare_items(items, jobs, copy)
-            for one, its in zip(saves, prepared, strict=True):
-                one.items, one.fields = its, replace(fields, shared=shared)
-            if begins is not None and jobs[0].local and jobs[0].processes.index == 0:
-                begins.begin()
-        for one in saves:
-            one.blocking_secs = one.operation.happened("snapshot_taken")
-    except BaseException as error:
-        if jobs[0].processes.count > 1 and isinstance(error, Exception):
-            for one in saves:
-                one.refusal = error
+    def commit(self) -> None:
+        """On process 0: makes the checkpoint durable, then visible, if this run still owns the directory."""
+        if self.job.processes.index > 0:
             return
-        for one in saves:
-            one.give_up(error)
-        raise
+        self.make_durable()
+        self.operation.phase = "committing"
+        # directly before the commit, so that another run has little time to claim the directory
+        if self.job.guard is not None:
+            self.job.guard.check()
+        self.attempt.commit()
+        if self._links is not None:
+            self._links.committed()  # the next save may link files of this one
 
+    def _land(self) -> None:
+        """Blocks until the arrays of this process are on the host."""
+        self.operation.phase = "waiting for arrays on their way to the host"
+        self.items[:] = [landed(item) for item in self.items]
 
-def prepare_save(job: SaveJob, items: Mapping[str, Any], copy: Copy | None = None) -> Save:
-    """The save with the snapshot of all items, ready to be written and committed; process 0 has also begun it in a file system."""
-    save = Save(job)
-    try:
-        take_snapshot(items, [save], copy, save)
-    except BaseException:
-        save.undo()
-        raise
-    return save
+    def write_own(self) -> None:
+        """Writes arrays, states and checksums of this process; blocks until they are written."""
+        self._land()
+        self.operation.phase = "writing arrays"
+        self._began = time.monotonic()
+        try:
+            with self._workers:
+                described = self._workers.submit(self._describe)
+                written = sum(map(self._start_item, self.items))
+                self.operation.total_bytes = written
+                self._settle()
+                described.result()
+                self.operation.done_bytes = written
+        finally:
+            for array in itertools.chain(*(item.arrays for item in self.items)):
+                array.pieces = ()  # an error's traceback may refer to this save
+        self.written_bytes = written
 
+    def _describe(self) -> None:
+        """On process 0: writes the metadata files, which do not depend on array data."""
+        if self.job.writers.index == 0:
+            self._write(metadata_files(self.job, self.fields, self.items))
 
-def agree_to_save(
-    together: Round,
-    items: Sequence[PreparedItem],
-    settings: Mapping[str, Any],
-    offer: Any,
-    refusal: Exception | None,
-    combine: Callable[[list[Any]], Any],
-) -> Any:
-    """The answer that ``combine`` makes of all offers on process 0, after all processes have agreed that they save the same,
-    with the same ``settings``, by the names that a message uses. Each of several processes must call it, and it blocks until all
-    have. A ``refusal``, which stopped preparation here, is raised after the others know of it, and they raise an error of its
-    class. If another process saves something else, CheckpointError names the first leaf or setting that differs.
-    """
-    text = ""
-    try:
-        if refusal is None:
-            layout = items_layout(items, settings)
-            text = json.dumps([layout, offer], separators=(",", ":"))
-    except Exception as error:
-        refusal = error  # the other processes wait for a message from this one: raise after sending
+    def _start_item(self, item: PreparedItem) -> int:
+        """Starts to write an item's arrays, or writes its files; returns the number of bytes that this process writes."""
+        self._write({f"{item.folder}/{name}": data for name, data in item.state_files.items()})
+        if item.record.form != "tree":
+            copied = write_sources(item, self.attempt, self.job, self._links)
+            self.files |= copied
+            sizes = (file.size_bytes for file in copied.values())
+            return sum(map(len, item.state_files.values())) + sum(sizes)
+        writer, arrays, apart = self._writer(item), item.arrays, list[ArrayToWrite]()
+        if self._links is not None and (linked := self._links.link(item, self.attempt.path)):
+            self.files |= linked.files
+            writer.take_over(linked.places)
+            writer.checksums |= linked.checksums
+            apart, arrays = linked.to_write(arrays)
+            writer.put(apart)
+            writer.start()  # into files of their own
+        writer.put(arrays)
+        writer.start()  # meanwhile this thread goes on
+        return sum(array.size_bytes for array in (*apart, *arrays))
 
-    def judge(texts: list[str]) -> str:
-        layouts, offers = zip(*map(json.loads, texts), strict=True)
-        if differing := [n for n, layout in enumerate(layouts) if layout != layouts[0]]:
-            return json.dumps({"differing": differing[:_NAMED]})
-        return json.dumps({"offer": combine([*offers])}, separators=(",", ":"))
-
-    answer = json.loads(together.decide(text, judge, error=refusal))
-    if "differing" in answer:
-        text = _how_they_differ(together, items, settings, answer["differing"])
-        raise CheckpointError(f"{together.where}: {text}")
-    return answer["offer"]
-
-
-def _how_they_differ(
-    together: Round,
-    items: Sequence[PreparedItem],
-    settings: Mapping[str, Any],
-    differing: Sequence[int],
-) -> str:
-    """The message about the first leaf that differs between process 0 and ``differing[0]``; every process calls it."""
-    index, shows = together.processes.index, together.processes.index == differing[0]
-    facts = list(items_facts(items, settings)) if shows or index == 0 else []
-
-    def judge(texts: list[str]) -> str:
-        found = difference(facts, parse_facts(texts[differing[0]]), differing[0])
-        return (
-            f"{found.what} on processes {list(differing)} differs from that on process 0: "
-            f"{found.how}: all processes must {found.must}"
+    def _writer(self, item: PreparedItem) -> ArrayWriter:
+        """The writer of the item's arrays. All trees are written at the same time, so they share ``max_host_bytes``."""
+        trees = sum(one.record.form == "tree" for one in self.items)
+        index, attempt = self.job.writers.index, self.attempt
+        writer = self._writers[item.name] = ArrayWriter(
+            lambda name, parts: attempt.write_data(f"{item.folder}/{name}", parts),
+            self._workers,
+            f"ocdbt.process_{index}/d/{attempt.data_prefix}",
+            first=index == 0,
+            file_bytes=self._file_bytes,
+            max_host_bytes=self._host_bytes // max(1, trees),
         )
+        return writer
 
-    return together.decide(dump_facts(facts) if shows else "", judge)
+    def _settle(self) -> None:
+        """Blocks until all arrays are in files; writes their checksums, and of one process alone the indexes."""
+        alone, index = self.job.writers.count == 1, self.job.writers.index
+        for item in self.items:
+            if (writer := self._writers.get(item.name)) is None:
+                continue
+            if writer.compresses:  # the index waits for the sizes
+                writer.settle(self._tell_progress)
+            if alone:
+                self._write_index(f"{item.folder}/", writer.rows)
+            writer.settle(self._tell_progress)
+            self.files |= {f"{item.folder}/{name}": file for name, file in writer.files.items()}
+            name = f"{item.folder}/{CHECKSUM_DIRECTORY}/process_{index}"
+            self._write({name: dump_checksums(writer.checksums)})
 
+    def _tell_progress(self) -> None:
+        done_bytes = sum(writer.done_bytes for writer in self._writers.values())
+        self.operation.done_bytes = min(done_bytes, self.operation.total_bytes)
+        self.operation.tell_progress(self.operation.done_bytes)
 
-def items_layout(items: Sequence[PreparedItem], settings: Mapping[str, Any]) -> str:
-    """Digest of all items; equal on all processes that save the same."""
-    ordered = sorted(items, key=lambda item: item.name)
-    layouts = ["" if item.plan is None else item.plan.layout for item in ordered]
-    heads = [
-        _head(item)._replace(chunk=layout, value=digest_of(item.values))
-        for item, layout in zip(ordered, layouts, strict=True)
-    ]
-    return layout_of([*_settings(settings), *heads])[:24]
+    def _write(self, files: Mapping[str, bytes]) -> None:
+        self.files |= {name: self.attempt.write(name, data) for name, data in files.items()}
 
+    def _write_index(self, folder: str, rows: Rows, below: str = "") -> None:
+        """Writes the index of arrays below a folder, which ends with a slash or is empty."""
+        if rows.keys:
+            path = f"d/{self.attempt.data_prefix}{secrets.token_hex(16)}"
+            nodes, manifest = encode_index(rows, path, below)
+            self.attempt.write_data(folder + path, (nodes,))
+            self.files[folder + path] = FileRecord(len(nodes), zlib.crc32(nodes))
+            self._write({folder + INDEX_FILE: manifest})
 
-def items_facts(items: Sequence[PreparedItem], settings: Mapping[str, Any]) -> Iterator[Fact]:
-    """All facts that must be equal on all processes, the settings first, then item by item."""
-    yield from _settings(settings)
-    for item in sorted(items, key=lambda item: item.name):
-        yield _head(item)
-        for fact in () if item.plan is None else item.plan.facts(item.values):
-            path = fact.path if len(items) == 1 else f"{item.name}/{fact.path}"
-            yield fact._replace(path=path)
+    def make_durable(self) -> None:
+        """On process 0: joins what all processes have written, writes the record, fsyncs everything. Only
+        the rename is then missing to make the checkpoint visible.
+        """
+        job, trees = self.job, [item for item in self.items if item.name in self._writers]
+        self.operation.phase = "joining, describing and syncing files"
+        if job.writers.count > 1:
+            join_parts(self.attempt, self._passed, self.files, self._writers)
+            for item in trees:
+                self._write_index(f"{item.folder}/", self._writers[item.name].rows)
+        if job.flat:  # Orbax looks there for a tree without a name
+            for item in trees:
+                self._write_index("", self._writers[item.name].rows, below=f"{item.folder}/")
+        record = self._record()
+        if (links := self._links) is not None:
+            links.prepare(job.target, self.attempt.path, self.items, self._writers, self.files)
+        self.attempt.make_durable(RECORD_FILE, dump_record(record))
 
-
-def _settings(settings: Mapping[str, Any]) -> Iterator[Fact]:
-    return (Fact(name, SETTING, value=repr(value)) for name, value in settings.items())
-
-
-def _head(item: PreparedItem) -> Fact:
-    record = item.record
-    kind = _KINDS[record.form]
-    value = item.values.get("", "")
-    return Fact(f"item {item.name}", f"{kind}, of {record.process_count} processes", value=value)
+    def _record(self) -> Record:
+        files = dict(self.files)
+        within = {} if self.job.local else dict(self.attempt.small_files())
+        for item in self.items:  # states of other processes, each of which would be a file to sync
+            for name, data in item.others.items():
+                within[f"{item.folder}/{name}"] = data
+                files[f"{item.folder}/{name}"] = FileRecord.of(data)
+        return Record(
+            items={item.name: item.record for item in self.items},
+            files=files,
+            token=self.token,
+            single=self.fields.single,
+            metadata=self.fields.metadata,
+            metrics=dict(self.fields.metrics),
+            versions=library_versions(),
+            settings=dict(self.fields.settings),
+            topology={
+                "process_count": jax.process_count(),
+                "device_count": jax.device_count(),
+                "platform": jax.default_backend(),
+            },
+            created_unix_secs=time.time(),
+            durations={
+                "snapshot_secs": round(self.blocking_secs, 6),
+                "write_secs": round(time.monotonic() - self._began, 6),
+            },
+            packed=pack(within) if within else b"",
+            part=self.part,
+            parent=self.job.parent,
+            shared=self.fields.shared,
+        )

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -36,8 +37,7 @@ from ckpt_core._layout.regions import whole
 from ckpt_core._operation import logger
 from ckpt_core._options import KIB, MIB
 from ckpt_core._save.job import PreparedItem
-from ckpt_core._storage import ArrayToWrite, DataFiles, Location, Place, Rows
-from ckpt_core._tree.leaves import LeafSpec
+from ckpt_core._storage import ArrayToWrite, ArrayWriter, DataFiles, Location, Place, Rows
 
 LINKED_DIRECTORY = "ocdbt.linked"
 LEAST_FILE_BYTES = 1 * MIB
@@ -47,23 +47,19 @@ _FIRST_LOOK_BYTES = 64 * KIB
 """Compare this much of a chunk first: a changed array usually differs there already."""
 
 
-class _SavedArray(NamedTuple):
-    """What is remembered of a saved array; ``source`` is a weak reference to it if it is jax's."""
+class _SavedItem(NamedTuple):
+    """What is remembered of an item with arrays."""
 
-    spec: LeafSpec
-    chunk: tuple[int, ...]
-    codec: str | None
-    source: Any
+    arrays: dict[str, ArrayToWrite]  # by name, without their pieces
+    rows: Rows  # where their values stand
+    checksums: dict[str, tuple[int, ...]]  # of the blocks of each chunk, by its key
 
 
-@dataclass(frozen=True)
-class _SavedStep:
+class _SavedStep(NamedTuple):
     """What a Checkpointer remembers of the last step."""
 
     path: str
-    arrays: dict[str, dict[str, _SavedArray]]  # item -> array name -> array
-    rows: Mapping[str, Rows]  # item -> where its values stand
-    checksums: Mapping[str, Mapping[str, tuple[int, ...]]]  # item -> chunk key -> of its blocks
+    items: dict[str, _SavedItem]
     identities: dict[str, FileIdentity]  # by path in the step
     files: Mapping[str, FileRecord]  # by path in the step
 
@@ -78,12 +74,16 @@ class Linked:
     files: dict[str, FileRecord]  # by path in the checkpoint
     unlinked: frozenset[str]  # unchanged arrays in files that are not worth linking
 
-    def to_write(self, arrays: Iterable[ArrayToWrite]) -> list[ArrayToWrite]:
-        """The arrays with what must still be written, which is at least what describes them."""
-        return [
-            replace(array, pieces=(), size_bytes=0) if array.name in self.names else array
-            for array in arrays
-        ]
+    def to_write(
+        self, arrays: Iterable[ArrayToWrite]
+    ) -> tuple[list[ArrayToWrite], list[ArrayToWrite]]:
+        """The unlinked arrays, and the others, with what must still be written: at least what describes them."""
+        apart, others = list[ArrayToWrite](), list[ArrayToWrite]()
+        for array in arrays:
+            if array.name in self.names:
+                array = replace(array, pieces=(), size_bytes=0)
+            (apart if array.name in self.unlinked else others).append(array)
+        return apart, others
 
 
 class Links:
@@ -98,7 +98,7 @@ class Links:
         """Links an item's unchanged arrays into the checkpoint ``target``. None if there are none, or if files cannot be
         linked (another file system; the last step was deleted, replaced or changed): the save then writes everything.
         """
-        if self._last is None or item.name not in self._last.arrays:
+        if self._last is None or item.name not in self._last.items:
             return None
         try:
             return _ItemLinker(self._last, item, self._changing).link(f"{target}/{item.folder}")
@@ -114,30 +114,24 @@ class Links:
             return None
         if known.size_bytes < LEAST_FILE_BYTES:
             return None
-        pieces = pieces_of(source)
         old, new = f"{last.path}/{name}", f"{target}/{name}"
-        return last.files[name] if link_same(old, new, known, pieces) else None
+        return last.files[name] if link_same(old, new, known, pieces_of(source)) else None
 
     def prepare(
         self,
         path: str,
         written_at: str,
         items: Iterable[PreparedItem],
-        rows: Mapping[str, Rows],
-        checksums: Mapping[str, Mapping[str, tuple[int, ...]]],
+        writers: Mapping[str, ArrayWriter],
         files: Mapping[str, FileRecord],
     ) -> None:
         """Remembers a step that is in the temporary directory ``written_at`` and is about to be committed to ``path``."""
-        arrays = {
-            item.name: {
-                array.name: _SavedArray(array.spec, array.chunk, array.codec, array.source)
-                for array in item.arrays
-            }
-            for item in items
-            if item.record.form == "tree"
-        }
-        identities = identify(written_at, files)
-        self._next = _SavedStep(path, arrays, rows, checksums, identities, files)
+        saved: dict[str, _SavedItem] = {}
+        for item in items:
+            if (writer := writers.get(item.name)) is not None:
+                arrays = {array.name: array for array in item.arrays}
+                saved[item.name] = _SavedItem(arrays, writer.rows, writer.checksums)
+        self._next = _SavedStep(path, saved, identify(written_at, files), files)
 
     def forget(self) -> None:
         """Called when damage was found in a step: the next save links nothing and writes all."""
@@ -157,8 +151,7 @@ class _ItemLinker:
         self, last: _SavedStep, item: PreparedItem, changing: set[tuple[str, str]]
     ) -> None:
         self._last = last
-        self._saved = last.arrays[item.name]
-        self._checksums = last.checksums[item.name]
+        self._saved, self._rows, self._checksums = last.items[item.name]
         self._item = item
         self._changing = changing
         self._folder = f"{last.path}/{item.folder}"
@@ -166,7 +159,7 @@ class _ItemLinker:
     @functools.cached_property
     def _places(self) -> dict[str, Place]:
         """Key of each chunk in a file -> where it stands."""
-        rows, found = self._last.rows[self._item.name], dict[str, Place]()
+        rows, found = self._rows, dict[str, Place]()
         for key, position in zip(rows.keys, rows.which, strict=True):
             file, offset, size_bytes = rows.places[3 * position : 3 * position + 3]
             if file >= 0 and key in self._checksums:
@@ -176,19 +169,18 @@ class _ItemLinker:
     def link(self, target: str) -> Linked | None:
         """Links unchanged arrays into the item's directory ``target``; None if there are none."""
         candidates = {array.name: array for array in self._item.arrays if self._may_be_same(array)}
-        if not candidates:
-            return None
         keys = {name: _keys(array) for name, array in candidates.items()}
         keys = {name: its for name, its in keys.items() if all(key in self._places for key in its)}
         compared, same = self._worth_linking(keys), list[str]()
         if compared:
             with contextlib.closing(DataFiles(Location(self._folder, True))) as data:
-                same = _filter_in_threads(
-                    lambda name: self._is_same(candidates[name], data), compared
-                )
-        chosen = same
-        if len(same) < len(compared):
-            chosen = self._worth_linking({name: keys[name] for name in same})
+
+                def is_same(name: str) -> bool:
+                    return self._is_same(candidates[name], data)
+
+                found = run_each(is_same, compared, _THREADS, "ckpt-compare")
+            same = [name for name, equal in zip(compared, found, strict=True) if equal]
+        chosen = self._worth_linking({name: keys[name] for name in same})
         kept = {name for name in keys.keys() - {*compared} if self._is_object(candidates[name])}
         unlinked = frozenset(kept.union(same).difference(chosen))
         if sum(candidates[name].size_bytes for name in unlinked) < LEAST_FILE_BYTES:
@@ -199,24 +191,40 @@ class _ItemLinker:
         return self._linked(target, frozenset(chosen), linked, unlinked)
 
     def _worth_linking(self, keys: Mapping[str, Sequence[str]]) -> list[str]:
-        chunks = {name: [self._places[key] for key in its_keys] for name, its_keys in keys.items()}
+        """Names of the arrays in files of at least 1 MiB that are needed to 4/5 or more; ``keys`` are those of their chunks.
+        Dropping one array may make the rest of a file not worth linking, so this repeats until nothing changes.
+        """
         prefix, files = f"{self._item.folder}/", self._last.files
-        return worth_linking(chunks, lambda path: files[prefix + path].size_bytes)
+        chosen = {name: [self._places[key] for key in its_keys] for name, its_keys in keys.items()}
+        while True:
+            live = Counter[str]()
+            for path, _, size_bytes in itertools.chain(*chosen.values()):
+                live[path] += size_bytes
+            sizes = {path: files[prefix + path].size_bytes for path in live}
+            poor = {
+                path
+                for path, size_bytes in sizes.items()
+                if size_bytes < LEAST_FILE_BYTES or 5 * live[path] < 4 * size_bytes
+            }
+            if not poor:
+                return list(chosen)
+            chosen = {
+                name: places
+                for name, places in chosen.items()
+                if poor.isdisjoint(path for path, _, _ in places)
+            }
 
     def _linked(
         self, target: str, names: frozenset[str], keys: Sequence[str], unlinked: frozenset[str]
     ) -> Linked:
         """Links the files of these chunks."""
         prefix, kept = f"{self._item.folder}/", {*keys}
-        new = {
-            path: f"{LINKED_DIRECTORY}/d/{os.path.basename(path)}"
-            for path in {self._places[key][0] for key in keys}
-        }
-        dropped = {path for key, (path, _, _) in self._places.items() if key not in kept}
-        live: dict[str, list[tuple[int, int]]] = {}
+        live: dict[str, list[tuple[int, int]]] = {}  # of each file
         for key in keys:
             path, offset, size_bytes = self._places[key]
             live.setdefault(path, []).append((offset, size_bytes))
+        new = {path: f"{LINKED_DIRECTORY}/d/{os.path.basename(path)}" for path in live}
+        dropped = {path for key, (path, _, _) in self._places.items() if key not in kept}
         files: dict[str, FileRecord] = {}
         for path, link in new.items():
             file = self._last.files[prefix + path]
@@ -294,31 +302,3 @@ def _keys(array: ArrayToWrite) -> list[str]:
     prefix = f"{array.name}/" if array.name else ""
     parts = keyed_parts(whole(array.spec.stored_shape), array.chunk)
     return [prefix + key for key, _ in parts]
-
-
-def _filter_in_threads(holds: Callable[[str], bool], names: Sequence[str]) -> list[str]:
-    """The names for which ``holds`` is true; it is called in parallel threads."""
-    found = run_each(holds, names, _THREADS, "ckpt-compare")
-    return [name for name, held in zip(names, found, strict=True) if held]
-
-
-def worth_linking(
-    chunks: Mapping[str, Sequence[Place]], size_of: Callable[[str], int]
-) -> list[str]:
-    """Names of the arrays with files of at least 1 MiB that are needed to 4/5 or more; ``chunks`` has the places of
-    each. Dropping one array may make the rest of a file not worth linking, so this repeats until nothing changes.
-    """
-    chosen = {name: {path for path, _, _ in places} for name, places in chunks.items()}
-    while True:
-        live = Counter[str]()
-        for name in chosen:
-            for path, _, size_bytes in chunks[name]:
-                live[path] += size_bytes
-        poor = {
-            path
-            for path, live_bytes in live.items()
-            if size_of(path) < LEAST_FILE_BYTES or 5 * live_bytes < 4 * size_of(path)
-        }
-        if not poor:
-            return list(chosen)
-        chosen = {name: files for name, files in chosen.items() if not files & poor}

@@ -27,17 +27,17 @@ from ckpt_core._directory import ObjectStoreBackend
 from ckpt_core._directory.posix import LocalAttempt, PosixBackend
 from ckpt_core._directory.store_attempt import StoreAttempt
 from ckpt_core._processes import Round
-from ckpt_core._save.write import Write
+from ckpt_core._save import Save
 
 if TYPE_CHECKING:
     import pytest
 
 Act = Callable[..., object]
-"""Called with the arguments of the product's method, the object first: an attempt, of ``write`` a ``Write``, of
+"""Called with the arguments of the product's method, the object first: an attempt, of ``write`` a ``Save``, of
 ``agreement`` a ``Round``, the value and the judge."""
 Point = Literal["write", "record", "commit", "agreement", "begin", "note", "delete"]
 POINTS: dict[Point, list[tuple[type, str]]] = {
-    "write": [(Write, "write_own")],
+    "write": [(Save, "write_own")],
     "record": [(LocalAttempt, "make_durable"), (StoreAttempt, "make_durable")],
     "commit": [(LocalAttempt, "commit"), (StoreAttempt, "commit")],
     "agreement": [(Round, "decide")],

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +9,8 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
 from ckpt_core._format.packed import pack
-from ckpt_core._save.write import Write, digest_of
+from ckpt_core._format.record import FileRecord
+from ckpt_core._save.agree import join_parts, size_and_crc
 from tests.support.launch import launch, reports
 
 PRELUDE = """
@@ -99,13 +99,12 @@ def test_what_process_0_does_not_see_is_no_checkpoint(tmp_path, wrong):
     name, size = "state/c" if wrong == "file" else "state/a", 5 if wrong == "size" else 4
     passed = pack({"": json.dumps([[name, size, 7, 0]]).encode()})
     attempt.write("ckpt.passed_1", passed)
-    parts = ["", digest_of(passed)]
-    write: Any = SimpleNamespace(files={}, passed=parts, _rows={}, items=[], attempt=attempt)
-    write.passed[1] += "1" * (wrong == "passed")
+    parts = ["", size_and_crc(passed) + "1" * (wrong == "passed")]
+    files: dict[str, FileRecord] = {}
     if wrong:
         with pytest.raises(ckpt.CheckpointError, match="do all processes see the same files"):
-            Write._join(write)
+            join_parts(attempt, parts, files, {})
     else:
-        Write._join(write)
-        assert write.files["state/a"].crc32 == 7 and not (tmp_path / "ckpt.passed_1").exists()
+        join_parts(attempt, parts, files, {})
+        assert files["state/a"].crc32 == 7 and not (tmp_path / "ckpt.passed_1").exists()
     attempt.abort()
