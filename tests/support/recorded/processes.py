@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support.launch import launch, reports
-from tests.support.recorded import many_processes, steady
+from tests.support.recorded import steady
 from tests.support.recorded.disk import describe
 
 CALLS = """
@@ -85,7 +85,7 @@ def _alike(text: str) -> str:
 
 
 def messages() -> Iterator[str]:
-    """What each of 2 and 8 processes puts at the service, and what 4,096 would; what two leave on disk."""
+    """What each of 2 and 8 processes puts at the service; what two leave on disk."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder, "checkpoints")
         for count in (2, 8):
@@ -100,9 +100,3 @@ def messages() -> Iterator[str]:
                     yield from (f"  {index}: {' '.join(put)!r}" for put in one)
         for folder in ("one", "run", "two", "local.0", "local.1"):
             yield from (f"# 2 processes, on disk: {folder}", *describe(root / "2" / folder))
-    calls = {"opening": (False, True), "saving": (0, 250), "persistent": (None,)}
-    for call, more in ((call, more) for call, given in calls.items() for more in given):
-        found = getattr(many_processes, call)(4096, *(() if more is None else (more,)))
-        for one in found if isinstance(found, tuple) else (found,):
-            counts = {name: number for name, number in vars(one).items() if isinstance(number, int)}
-            yield f"# 4096 processes, {call}, {more}: {counts}"
