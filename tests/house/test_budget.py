@@ -16,15 +16,15 @@ from tests.support.paths import INTEGRATIONS, PACKAGE, ROOT, modules
 
 # What the house weighs. These numbers only fall.
 SUMS = {
-    "lines of ckpt_core": 39_743,
-    "characters of ckpt_core": 1_716_676,
-    "lines of the integrations": 12_518,
-    "characters of the integrations": 520_642,
-    "files of both": 266,
-    "lines of tests": 57_704,
-    "lines of tests that import private names": 8_440,
-    "files of tests": 378,
-    "words of pages": 19_845,
+    "lines of ckpt_core": 39_324,
+    "characters of ckpt_core": 1_701_264,
+    "lines of the integrations": 12_440,
+    "characters of the integrations": 518_376,
+    "files of both": 261,
+    "lines of tests": 55_402,
+    "lines of tests that import private names": 7_120,
+    "files of tests": 364,
+    "words of pages": 19_800,
     "sentences of pages above 35 words": 0,
 }
 

@@ -2,8 +2,8 @@
 
 Each README has a process of its own: some of what they show changes the whole process
 (`torchax.enable_globally()`), and no reader has run the other READMEs before. It is a fork of an interpreter that
-has imported the frameworks, and nothing more; the long matrix runs all pages in new interpreters, too. No block is
-hidden in an HTML comment: a first block that is pasted must run alone, and go on when it is run again.
+has imported the frameworks, and nothing more. No block is hidden in an HTML comment: a first block that is pasted
+must run alone, in a new interpreter, and go on when it is run again.
 """
 
 import ast
@@ -79,14 +79,13 @@ def run_blocks(
     which: str = "first",
     *,
     then: tuple[str, ...] = (),
-    new: bool = False,
 ) -> forked.Done:
     """The README's blocks, one after the other in one namespace, and what is asserted `then`."""
     blocks = blocks_of(readme.read_text())
     assert blocks, "no Python block: has the fence changed?"
     # Empty lines in front make line numbers of tracebacks those of the README.
     codes = ["\n" * line + code for line, code in blocks]
-    return run_codes([*codes, *then], readme, directory, which, new=new)
+    return run_codes([*codes, *then], readme, directory, which)
 
 
 IMPORTED = tuple(
@@ -157,13 +156,6 @@ def test_blocks_run(readme, tmp_path):
         says(done, "no step there: starting at step 0", (0, 100, 200, 300))
 
 
-@pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_blocks_run_in_a_new_interpreter(readme, tmp_path):
-    """Where nothing has been imported, and a warning of an import fails the page as any other."""
-    done = run_blocks(readme, tmp_path, new=True)
-    assert done.returncode == 0, done.stderr
-
-
 def says(done: forked.Done, first: str, saved: tuple[int, ...]) -> None:
     """What the script of the root README prints: where it begins, and each step that it saves."""
     lines = done.stdout.splitlines()
@@ -208,18 +200,6 @@ def test_the_first_block_runs_as_pasted_and_then_resumes(readme, tmp_path):
         if "restored = " in code:
             codes.append(f"assert bool(restored) is {resumed}, restored")
         done = run_codes(codes, readme, tmp_path, new=True)
-        assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(
-    "readme",
-    [one for one in READMES if one.name == "README.md"],
-    ids=lambda path: str(path.relative_to(ROOT)),
-)
-def test_a_whole_page_that_is_pasted_runs_again(readme, tmp_path):
-    """Saved to a file and started twice in one directory."""
-    for _ in range(2):
-        done = run_blocks(readme, tmp_path, new=True)
         assert done.returncode == 0, done.stderr
 
 

@@ -101,31 +101,6 @@ def make_run(path: str) -> None:
     shutil.rmtree(f"{path}-local")
 
 
-def open_grown(jobs: list[tuple[str, str]]) -> None:
-    """Every reader on every directory of steps, whose newest step may be damaged."""
-    warnings.simplefilter("ignore")
-    for name, directory in jobs:
-        before = _read_bytes()
-        step = f"{directory}/1"
-        results = {
-            "inspect": _class(lambda step=step: ckpt.inspect(step)),
-            "load": _class(lambda step=step: jax.block_until_ready(ckpt.load(step, item="state"))),
-            "as_numpy": _class(lambda step=step: ckpt.load(step, item="state", as_numpy=True)),
-            "verify": _class(lambda step=step: ckpt.verify(step)),
-        }
-        with ckpt.Checkpointer(
-            directory, read_only=True, best_metric="loss", best_mode="min"
-        ) as checkpointer:
-            results["all_steps"] = str(checkpointer.all_steps())
-            results["best_step"] = str(checkpointer.best_step())
-            results["step_metadata"] = _class(lambda c=checkpointer: (c.metadata(1), c.metrics(1)))
-            restored = checkpointer.restore_latest(items={"state": _tree(7)})
-            results["restore_latest"] = f"step {restored.step}" if restored else "none"
-            if restored:
-                restored["state"]
-        child.report(file=name, results=results, read_bytes=_read_bytes() - before)
-
-
 def go_on(directory: str) -> None:
     """What a job does that goes on with a run."""
     warnings.simplefilter("ignore")
@@ -180,9 +155,3 @@ def _class(call: Callable[[], Any]) -> str:
     if hasattr(result, "problems"):
         return "ok" if result.ok else f"problems {'; '.join(map(str, result.problems))}"
     return "ok"
-
-
-def _read_bytes() -> int:
-    """What system calls have read so far, from wherever."""
-    with open("/proc/self/io") as counts:
-        return int(next(line for line in counts if line.startswith("rchar")).split()[1])

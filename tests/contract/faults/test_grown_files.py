@@ -1,13 +1,12 @@
-"""A file that was grown to 40 GiB is found out by its size: nobody reads it, and older steps serve.
+"""A file that was grown to 40 GiB is found out by its size, and nobody reads it: beside steps, and of Orbax.
 
 Grown files are sparse, so they cost nothing to make; whoever read one would be stopped by the limit
-of the child's memory, or by its time. Each file of a checkpoint in turn, and what lies beside steps.
+of the child's memory, or by its time.
 """
 
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,6 @@ from tests.contract.faults.harness import Children
 GROWN_BYTES = 40 * GIB
 LIMITS = {"RLIMIT_AS": 6 * GIB}
 RESIDENT_BYTES = GIB
-"""Of our checkpoints only Orbax reads these; `verify` reads them all."""
 BESIDE = (".ckpt-owner", ".ckpt-run", "metadata/_ROOT_METADATA")
 
 
@@ -31,75 +29,9 @@ def steps(plain_pool: Children, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return path
 
 
-def files_of(step: Path) -> list[str]:
-    return sorted(str(file.relative_to(step)) for file in step.rglob("*") if file.is_file())
-
-
 def grow(file: Path) -> None:
     assert file.is_file()
     os.truncate(file, GROWN_BYTES)
-
-
-@pytest.fixture(scope="module")
-def outcomes(
-    plain_pool: Children, steps: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, dict[str, Any]]:
-    """What all readers make of a directory in which a file of the newest step was grown, by file."""
-    root = tmp_path_factory.mktemp("grown")
-    jobs: list[tuple[str, str]] = []
-    for number, name in enumerate(files_of(steps / "1")):
-        copy = root / str(number)
-        shutil.copytree(steps, copy)
-        grow(copy / "1" / name)
-        jobs.append((name, str(copy)))
-    outcome = plain_pool.run("hostile:open_grown", [jobs], timeout_secs=110, limits=LIMITS)
-    assert outcome.exit_code == 0, str(outcome)
-    assert outcome.max_rss_bytes < RESIDENT_BYTES
-    for event in outcome.events:
-        assert event["read_bytes"] < GIB, event
-    return {event["file"]: event["results"] for event in outcome.events}
-
-
-def test_every_file_was_grown(steps, outcomes):
-    assert list(outcomes) == files_of(steps / "1")
-    bases = {name.rpartition("/")[2] for name in outcomes}
-    assert {"ckpt.json", "manifest.ocdbt", "process_0", "process_0-of-1.json"} <= bases
-    assert any("/d/" in name for name in outcomes)
-
-
-def test_verify_names_the_file(outcomes):
-    for name, results in outcomes.items():
-        assert results["verify"].startswith("problems"), (name, results["verify"])
-        assert name.rpartition("/")[2] in results["verify"], (name, results["verify"])
-
-
-def test_readers_name_the_file_or_do_without_it(outcomes):
-    for name, results in outcomes.items():
-        for reader in ("inspect", "load", "as_numpy", "step_metadata"):
-            result = results[reader]
-            assert result == "ok" or result.startswith("CheckpointCorrupt"), (name, reader, result)
-            if result != "ok":
-                assert name.rpartition("/")[2] in result, (name, reader, result)
-    for name in ("ckpt.json", "state/manifest.ocdbt", "state/checksums/process_0"):
-        for reader in ("load", "as_numpy"):
-            assert outcomes[name][reader].startswith("CheckpointCorrupt"), (name, reader)
-
-
-def test_a_grown_data_file_is_refused_though_what_was_saved_is_there(steps, outcomes):
-    data = [name for name in outcomes if name.startswith("state/") and "/d/" in name]
-    described = [name for name in data if (steps / "1" / name).stat().st_size < 1000]
-    assert len(described) < len(data)
-    for name in {*data} - {*described}:  # what describes arrays is for Orbax
-        for reader in ("load", "as_numpy"):
-            assert f"has {GROWN_BYTES} bytes" in outcomes[name][reader], outcomes[name]
-
-
-def test_restore_latest_goes_back(outcomes):
-    for name, results in outcomes.items():
-        harmless = results["load"] == "ok"
-        assert results["restore_latest"] == ("step 1" if harmless else "step 0"), (name, results)
-        assert results["all_steps"] == "[0, 1]", (name, results)
-        assert results["best_step"] == ("0" if name == "ckpt.json" else "1"), (name, results)
 
 
 def test_what_lies_beside_the_steps(plain_pool, steps, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import json
 import subprocess
@@ -16,7 +15,6 @@ import ckpt_core as ckpt
 import ckpt_keras
 from tests.support import children
 from tests.support import keras_models as km
-from tests.support.refusals import refuse
 
 keras = km.keras
 compiled_once = km.compiled_once
@@ -69,24 +67,6 @@ def test_what_is_missing_is_said(tmp_path):
         load_model(tmp_path / "other")
     with pytest.raises(FileNotFoundError):
         ckpt_keras.restore(tmp_path / "nothing", km.small())
-
-
-@pytest.mark.parametrize(
-    "call", [load_model, lambda path: ckpt_keras.restore(path, km.small())], ids=["load", "restore"]
-)
-def test_a_directory_that_cannot_be_looked_at(tmp_path, monkeypatch, call):
-    refuse(monkeypatch, tmp_path, errno.EIO, calls=("stat",), below=False)
-    with pytest.raises(OSError) as raised:
-        call(tmp_path)
-    assert raised.value.errno == errno.EIO
-
-
-@pytest.mark.parametrize("number", [errno.EACCES, errno.ESTALE])
-def test_a_fit_in_a_directory_that_cannot_be_looked_at(tmp_path, monkeypatch, number):
-    refuse(monkeypatch, tmp_path, number, calls=("stat", "lstat"), below=False)
-    with pytest.raises(OSError) as raised:
-        run(tmp_path)
-    assert raised.value.errno == number
 
 
 def test_a_model_without_configuration_says_why(tmp_path):

@@ -221,9 +221,6 @@ def test_another_number_of_processes_says_whose_random_state_it_takes(tmp_path: 
     assert "saved by 2 processes, and 1 run now" in one["words"], one["words"]
 
 
-os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
-pytest.importorskip("keras")
-
 CODE = """
 import keras
 from ckpt_keras import OrbaxCheckpointCallback

@@ -36,24 +36,6 @@ def test_a_sound_model_is_saved_as_keras_own_state_tree(tmp_path):
     )
 
 
-def test_shifted_names_that_overlap_do_not_land_in_the_wrong_layer(tmp_path):
-    """dense_1 of one is dense of the other: half of the names are there, for other layers."""
-
-    def chain(shift):
-        keras.backend.clear_session()
-        for _ in range(shift):
-            layers.Dense(1)
-        keras.utils.set_random_seed(shift)
-        return keras.Sequential([keras.Input((4,)), *(layers.Dense(4) for _ in range(3))])
-
-    model, other = chain(0), chain(1)
-    shared = {v.path.partition("/")[2] for v in model.variables}
-    shared &= {v.path.partition("/")[2] for v in other.variables}
-    assert shared
-    round_trip(tmp_path, model, other)
-    km.assert_same(km.values(model), km.values(other))
-
-
 def test_adam_is_adam_7_but_never_sgd(tmp_path):
     model = km.mlp(0, keras.optimizers.Adam(name="adam"))
     km.scramble(model)

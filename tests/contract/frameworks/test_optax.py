@@ -1,4 +1,4 @@
-"""Optax states: ordinary pytrees, which come back node for node and bit for bit; training with them goes on exactly."""
+"""Optax states: ordinary pytrees, which come back node for node and bit for bit."""
 
 import functools
 import inspect
@@ -335,10 +335,6 @@ def test_nodes_without_leaves_are_distinguished(tmp_path):
     assert list(loaded["ordered"]) == ["z", "a"]
 
 
-NEW_AFTER_INIT = {"monitor"}
-"""Their first update adds entries, so that ``init`` is no target for what training left."""
-
-
 def make_step(tx: Any) -> Callable[[Any, Any], Any]:
     @jax.jit
     def step(params: Any, state: Any) -> Any:
@@ -352,48 +348,6 @@ def make_step(tx: Any) -> Callable[[Any, Any], Any]:
 def objective(params: Any) -> Any:
     leaves = jax.tree.leaves(params)
     return jnp.real(sum((jnp.sum(jnp.abs(leaf - 0.3) ** 2) for leaf in leaves), jnp.float32(0)))
-
-
-def asked_by(name: str, params: Any, grads: Any) -> dict[str, Any]:
-    """What the updates of some transformations ask for beyond gradients and parameters."""
-    if name.startswith("sam"):
-        return {"grad_fn": lambda params, _: jax.grad(objective)(params)}
-    asked = {"grad": grads, "value": objective(params), "value_fn": objective}
-    return asked if "linesearch" in name or "lbfgs" in name else {**asked, "obj_fn": objective}
-
-
-def trained(name: str, tx: Any, params: Any, state: Any) -> tuple[Any, Any]:
-    """Parameters and state after one more update, in plain Python."""
-    fast = params.fast if isinstance(params, optax.LookaheadParams) else params
-    grads = jax.grad(objective)(fast)
-    if name in ("dpsgd", "differentially_private_aggregate"):
-        grads = jax.tree.map(lambda grad: jnp.stack([grad, grad / 2]), grads)  # per example
-    if isinstance(tx, optax.GradientTransformation):
-        asked = asked_by(name, fast, grads)
-        updates, state = optax.with_extra_args_support(tx).update(grads, state, params, **asked)
-    else:
-        updates, state = tx.update(grads, state, params)
-    if jax.tree.structure(updates) != jax.tree.structure(params):
-        return params, state  # it measures, and its updates are the measurement
-    return optax.apply_updates(params, updates), state
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_training_of_every_kind_goes_on_bit_for_bit(name, tmp_path):
-    tx = CASES[name]()
-    params = params_of(name)
-    params, state = trained(name, tx, params, tx.init(params))
-    ckpt.save(tmp_path / "a", params=params, state=state)
-    if name in NEW_AFTER_INIT:
-        loaded = ckpt.load(tmp_path / "a")
-    else:
-        fresh = {
-            "params": jax.tree.map(jnp.zeros_like, params),
-            "state": tx.init(params_of(name)),
-        }
-        loaded = ckpt.load(tmp_path / "a", fresh)
-    expected = trained(name, tx, params, state)
-    check(trained(name, tx, loaded["params"], loaded["state"]), expected)
 
 
 @pytest.mark.skipif("monitor" in LACKING, reason=f"optax {optax.__version__} has no monitor")

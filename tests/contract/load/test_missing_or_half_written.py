@@ -14,7 +14,6 @@ import ckpt_core as ckpt
 from tests.support.damage import failing_reads
 from tests.support.unchanged import (
     assert_tree,
-    assert_usable,
     make_steps,  # noqa: F401 (fixtures)
     tree,
     unchanged,
@@ -41,31 +40,6 @@ def test_missing_step_lists_those_that_exist(steps, call, name):
     assert "4" in message
 
 
-def test_restore_of_a_missing_step(steps):
-    target = tree(0)
-    with unchanged(steps), pytest.raises(ckpt.CheckpointNotFound, match="4"):
-        ckpt.restore(steps / "7", state=target)
-    assert_tree(target, 0)
-
-
-def test_missing_step_of_a_checkpointer(steps):
-    with ckpt.Checkpointer(steps) as checkpointer, unchanged(steps):
-        for call in (
-            checkpointer.load,
-            checkpointer.metadata,
-            checkpointer.metrics,
-            checkpointer.delete,
-        ):
-            with pytest.raises(ckpt.CheckpointNotFound) as caught:
-                call(9)
-            message = str(caught.value).replace(str(steps), "")
-            assert "9" in message
-            assert "3" in message
-            assert "4" in message
-        with pytest.raises(ckpt.CheckpointNotFound):
-            checkpointer.restore(9, state=tree(0))
-
-
 def test_missing_item_names_those_that_exist(tmp_path):
     ckpt.save(tmp_path / "c", model=tree(), optimizer={"m": np.ones(1)})
     for call in (
@@ -83,26 +57,6 @@ def test_an_empty_directory_is_no_checkpoint(tmp_path):
     (tmp_path / "c").mkdir()
     with unchanged(tmp_path), pytest.raises(ckpt.CheckpointNotFound):
         ckpt.load(tmp_path / "c")
-
-
-def test_reading_a_directory_that_does_not_exist(tmp_path):
-    """An evaluator may start before the training: it sees no steps, and makes nothing."""
-    with unchanged(tmp_path), ckpt.Checkpointer(tmp_path / "run", read_only=True) as checkpointer:
-        assert list(checkpointer.all_steps()) == []
-        with pytest.raises(ckpt.CheckpointNotFound):
-            checkpointer.load(3)
-
-
-def test_a_step_without_its_record(steps):
-    """The marker without the record: files that were copied in part, or damage. Never loaded."""
-    (steps / "4" / "ckpt.json").unlink()
-    with unchanged(steps), pytest.raises(ckpt.CheckpointCorrupt, match=r"ckpt\.json"):
-        ckpt.load(steps / "4")
-    with ckpt.Checkpointer(steps) as checkpointer:
-        with pytest.warns(RuntimeWarning, match="step 4"):
-            restored = checkpointer.restore_latest(state=tree(0))
-        assert restored.step == 3
-        assert_tree(restored["state"], 3)
 
 
 def remove(path):
@@ -129,22 +83,6 @@ def test_a_step_without_what_only_orbax_reads(steps, part):
     assert part in {problem.file for problem in report.problems}
 
 
-def test_a_temporary_directory_is_no_checkpoint(steps):
-    """What a killed save left is invisible to everyone."""
-    junk = steps / ".ckpt-tmp.5.nobody-1-1.abcdefabcdefabcdefabcdef"
-    shutil.copytree(steps / "4", junk)
-    (junk / "ckpt.json").unlink()
-    with unchanged(steps):
-        with pytest.raises(ckpt.CheckpointError):
-            ckpt.load(junk)
-        with pytest.raises(ckpt.CheckpointNotFound) as caught:
-            ckpt.load(steps / "5")
-        assert "nobody" not in str(caught.value)
-        with ckpt.Checkpointer(steps, read_only=True) as checkpointer:
-            assert list(checkpointer.all_steps()) == [3, 4]
-    assert_usable(steps)
-
-
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     ckpt.save(tmp_path / "one", {"w": np.arange(20 << 20, dtype=np.float32)})
@@ -161,13 +99,6 @@ def test_a_read_names_the_file(saved, monkeypatch, number, of):
     assert caught.value.errno == number and not isinstance(caught.value, ckpt.CheckpointError)
     named = re.search(r"'(/[^']*/d/\w+)'", str(caught.value))
     assert named and os.path.isfile(named[1]), str(caught.value)
-
-
-@pytest.mark.linux("O_DIRECT")
-def test_a_read_past_the_page_cache_names_it_too(saved, monkeypatch):
-    failing_reads(monkeypatch, saved)
-    with pytest.raises(OSError, match=rf"error: '{saved}/.*/d/"):
-        ckpt.load(saved, options=ckpt.Options(page_cache=False))
 
 
 @pytest.mark.linux("/proc/self/fd")

@@ -6,7 +6,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import ckpt_core as ckpt
@@ -60,27 +59,6 @@ def test_who_claims_a_directory(tmp_path):
             looking.close()
             assert owner(run) is not None  # that of the other stays
     assert sorted(os.listdir(run)) == ["0", "1"]
-
-
-def test_a_claim_that_comes_while_another_writer_leaves(tmp_path, monkeypatch):
-    """It is put back, and the new writer goes on."""
-    older, newer = start(tmp_path), start(tmp_path)
-    save(older, 0, OLD)
-    rename, claimed = os.rename, list[str]()
-
-    def claimed_first(source: str, target: str) -> None:
-        if os.path.basename(source) == OWNER and not claimed:
-            claimed.append(source)
-            assert resume(newer) == 0
-        rename(source, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "rename", claimed_first)
-        older.close()
-    assert claimed and sorted(os.listdir(tmp_path)) == [OWNER, "0"]
-    save(newer, 1, NEW)
-    newer.close()
-    assert sorted(os.listdir(tmp_path)) == ["0", "1"]
 
 
 def test_local_directories_are_claimed_too(tmp_path):
@@ -154,15 +132,6 @@ def test_what_is_refused_says_the_way_out(directory, caplog):
     assert values(directory) == {0: 0}
 
 
-def test_a_rollback_before_every_step_says_so(tmp_path, caplog):
-    write(tmp_path, 100, 110)
-    with start(tmp_path) as checkpointer:
-        assert checkpointer.rollback_to(60) == [100, 110]
-        assert "rollback_to(60) has deleted every step" in caplog.text
-        caplog.clear()
-        assert checkpointer.rollback_to(60) == [] and not caplog.text
-
-
 def test_a_step_that_is_being_read_is_waited_for(tmp_path):
     write(tmp_path / "run", 0, 1)
     reading, read = threading.Event(), threading.Event()
@@ -186,16 +155,6 @@ def test_a_step_that_is_being_read_is_waited_for(tmp_path):
         reader.join(LIMIT_SECS)
     assert value_of(found[0]) == 1
     assert values(tmp_path / "run") == {0: 0, 1: NEW + 1}
-
-
-def test_a_step_that_is_saved_twice_is_reported_once(tmp_path, caplog):
-    caplog.set_level("INFO", "ckpt_core")
-    with start(tmp_path / "run", asynchronous=False) as checkpointer:
-        for _ in range(3):
-            checkpointer.save(0, state(0))
-        assert not checkpointer.save(0, state(1))
-    (told,) = [one for one in caplog.messages if "already" in one]
-    assert "step 0" in told
 
 
 @pytest.mark.parametrize("file", ["ckpt.json", "state/manifest.ocdbt"])
@@ -244,15 +203,3 @@ def test_a_directory_that_is_one_checkpoint(directory):
         assert f"make the Checkpointer on {directory}" in str(caught.value)
     with start(directory) as checkpointer:
         assert checkpointer.all_steps() == [5]
-
-
-def test_a_step_of_orbax_is_one_checkpoint(tmp_path):
-    ocp = pytest.importorskip("orbax.checkpoint")
-    with ocp.CheckpointManager(tmp_path / "run") as manager:
-        manager.save(3, args=ocp.args.StandardSave({"w": np.ones(3)}))
-        manager.wait_until_finished()
-    for name in ("3", "3/default"):
-        with pytest.raises(ckpt.CheckpointExists, match="is one checkpoint"):
-            start(tmp_path / "run" / name)
-    with start(tmp_path / "run") as checkpointer:
-        assert checkpointer.all_steps() == [3]

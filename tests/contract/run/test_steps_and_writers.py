@@ -24,56 +24,6 @@ def start(directory: Path, **more: Any) -> ckpt.Checkpointer:
     return ckpt.Checkpointer(directory, options=ckpt.Options(durable=False), **more)
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        {"max_to_keep": 1, "best_metric": "loss", "best_mode": "min"},
-        {"keep_policy": ckpt.keep.best("loss", n=1, mode="min")},
-    ],
-    ids=["best beside the latest", "best alone"],
-)
-def test_the_best_step_and_the_newest_stay(tmp_path: Path, policy: dict[str, Any]) -> None:
-    with start(tmp_path, **policy) as run:
-        for step, loss in enumerate([3.0, 1.0, 2.0, 4.0]):
-            run.save(step, tree(step), metrics={"loss": loss})
-            run.wait_until_finished()
-        assert list(run.all_steps()) == [1, 3]
-
-
-def test_a_step_that_somebody_waits_for_stays(tmp_path: Path) -> None:
-    with (
-        start(tmp_path, max_to_keep=1, asynchronous=False) as run,
-        start(tmp_path, read_only=True) as evaluator,
-    ):
-        run.save(0, tree(0))
-        assert evaluator.wait_for_new_step(timeout_secs=10) == 0
-        run.save(1, tree(1))
-        assert evaluator.load(0)["n"] == 0
-
-
-def test_an_older_writer_commits_nothing_more(tmp_path: Path) -> None:
-    old = start(tmp_path, asynchronous=False)
-    old.save(0, tree(0))
-    with start(tmp_path, asynchronous=False) as new:
-        new.restore_latest(tree(9))
-        with pytest.raises(ckpt.CheckpointError, match="took this directory over"):
-            old.save(1, tree(1))
-        assert list(new.all_steps()) == [0]
-
-
-def test_what_another_writes_at_the_moment_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate = seams.Gate()
-    seams.at(monkeypatch, "record", before=gate)
-    pending = ckpt.save_async(tmp_path / "1", tree(1))
-    assert gate.entered.wait(60)
-    start(tmp_path).close()
-    gate.go.set()
-    pending.result()
-    assert ckpt.load(tmp_path / "1")["n"] == 1
-
-
 def test_a_step_that_is_being_saved_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,19 +31,6 @@ def test_a_step_that_is_being_saved_is_waited_for(
     with start(tmp_path) as run:
         run.save(0, tree(0))
         assert run.load(0)["n"] == 0
-
-
-def test_a_failure_in_the_background_is_raised_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seams.at(monkeypatch, "commit", before=seams.fail(), nth=1)
-    with start(tmp_path) as run:
-        run.save(0, tree(0))
-        with pytest.raises(OSError, match="No space left"):
-            run.wait_until_finished()
-        run.save(1, tree(1))
-        run.wait_until_finished()
-        assert list(run.all_steps()) == [1]
 
 
 def test_a_failure_masks_no_other_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,18 +46,6 @@ def test_a_failure_masks_no_other_one(tmp_path: Path, monkeypatch: pytest.Monkey
     (note,) = caught.value.__notes__
     assert "No space left" in note and str(tmp_path) in note
     assert not [name for name in os.listdir(tmp_path) if "0" in name]
-
-
-def test_a_changed_array_is_not_that_of_the_step_before(tmp_path: Path) -> None:
-    """Files of unchanged arrays are linked; a numpy array may change and stay the same object."""
-    array = np.zeros(1 << 18)
-    with start(tmp_path, asynchronous=False) as run:
-        for step in range(3):
-            array[-1] = step // 2
-            run.save(step, {"w": array})
-    links = [max(file.stat().st_nlink for file in tmp_path.glob(f"{n}/**/d/*")) for n in range(3)]
-    assert links == [2, 2, 1]
-    assert [ckpt.load(tmp_path / str(n))["w"][-1] for n in range(3)] == [0, 0, 1]
 
 
 def test_local_directories_that_are_left_out_are_named(tmp_path, caplog):

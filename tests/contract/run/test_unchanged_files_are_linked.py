@@ -84,17 +84,6 @@ def test_little_is_written_of_a_tree_of_which_little_changed(tmp_path):
     assert_whole(second, after)
 
 
-@pytest.mark.parametrize("deleted", [0, 1])
-@pytest.mark.parametrize("asynchronous", [True, False])
-def test_each_step_is_whole_without_the_other(tmp_path, deleted, asynchronous):
-    trees = [frozen_tree()]
-    trees.append(changed(trees[0], 3))
-    steps = save_all(tmp_path, *trees, asynchronous=asynchronous)
-    assert shared_bytes(steps[1], steps[0]) > 12 * MIB
-    shutil.rmtree(steps[deleted])
-    assert_whole(steps[1 - deleted], trees[1 - deleted])
-
-
 def test_a_chain_of_steps_stays_flat_and_mostly_alive(tmp_path):
     """The usual case, a few trained leaves beside many frozen ones."""
     trees = [frozen_tree()]
@@ -144,14 +133,6 @@ def test_what_a_jitted_function_passed_through(tmp_path, donate):
                 previous = tmp_path / str(number - 1)
                 assert new_bytes(tmp_path / str(number), previous) < 2 * MIB
             tree = step(tree, 1.0)
-
-
-def test_a_frozen_leaf_of_several_files_shares_none_with_what_changes(tmp_path):
-    options = ckpt.Options(target_data_file_bytes=4 * MIB, chunk_bytes=3 * MIB)
-    frozen, trees = leaf(1, 5 * MIB // 2), [{"a": leaf(step), "z": leaf(-step)} for step in (1, 2)]
-    first, second = save_all(tmp_path, *({**tree, "m": frozen} for tree in trees), options=options)
-    assert shared_bytes(second, first) > 9 * MIB
-    assert_whole(second, {**trees[1], "m": frozen})
 
 
 def test_frozen_leaves_between_changing_ones_are_linked_from_the_third_step_on(tmp_path):
@@ -446,13 +427,3 @@ def test_large_files_are_digested_anew_where_less_of_them_is_needed(tmp_path):
         opened.seek(dead)
         opened.write(bytes([byte[0] ^ 1]))
     assert not any(ckpt.verify(step).ok for step in (first, *later))
-
-
-def test_the_log_and_events_count_what_was_written(tmp_path):
-    told: list[Any] = []
-    options = ckpt.Options(target_data_file_bytes=4 * MIB, on_event=told.append)
-    tree = frozen_tree()
-    save_all(tmp_path, tree, changed(tree, 3), options=options)
-    committed = [event.bytes for event in told if event.kind == "committed"]
-    assert committed[0] > 20 * MIB
-    assert committed[1] < 6 * MIB

@@ -2,17 +2,13 @@
 
 import errno
 import os
-import shutil
-import subprocess
 
 import pytest
 
 import ckpt_core as ckpt
 from tests.support.unchanged import (
     assert_tree,
-    assert_usable,
     make_steps,  # noqa: F401 (fixtures)
-    snapshot,
     tree,
     unchanged,
 )
@@ -35,16 +31,6 @@ def test_existing_checkpoint(tmp_path, save):
     save(tmp_path / "c", tree(3), overwrite=True)
     assert_tree(ckpt.load(tmp_path / "c"), 3)
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
-
-
-def test_existing_step(steps):
-    with (
-        ckpt.Checkpointer(steps) as checkpointer,
-        unchanged(steps),
-        pytest.raises(ckpt.CheckpointExists, match="4"),
-    ):
-        save_and_wait(checkpointer, 4)
-    assert_usable(steps)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -104,51 +90,6 @@ def test_restore_latest_never_starts_afresh_over_damage(steps):
         pytest.raises(ckpt.CheckpointCorrupt),
     ):
         checkpointer.restore_latest(state=tree(0))
-
-
-# ---- a disk that is full to the last page (others: tests/contract/faults/test_disk.py) -------------
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 4 MiB in memory; skips where this user cannot make one."""
-    directory = tmp_path / "disk"
-    directory.mkdir()
-    command = shutil.which("mount")
-    if os.geteuid() != 0 or command is None:
-        pytest.skip("needs root for a small file system")
-    done = subprocess.run(
-        [command, "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(directory)],
-        capture_output=True, text=True, timeout=30,
-    )  # fmt: skip
-    if done.returncode:
-        pytest.skip(f"cannot mount: {done.stderr.strip()}")
-    yield directory
-    subprocess.run(["umount", "-l", str(directory)], check=True, timeout=30)
-
-
-@pytest.mark.parametrize("free", [0, 4, 12, 24])
-def test_disk_full_to_the_last_page(small_disk, free):
-    """The room ends anywhere: at the data, the metadata or the record."""
-    root = small_disk / "run"
-    with ckpt.Checkpointer(root, asynchronous=False) as checkpointer:
-        checkpointer.save(1, tree(1))
-    filler = small_disk / "filler"
-    status = os.statvfs(small_disk)
-    filler.write_bytes(bytes((status.f_bfree - free) * status.f_frsize))
-    before = snapshot(root)
-    saved = True
-    try:
-        ckpt.save(root / "2", tree(2))
-    except OSError as error:
-        assert error.errno == errno.ENOSPC  # noqa: PT017 - it may also fit
-        saved = False
-    filler.unlink()
-    if saved:
-        assert_tree(ckpt.load(root / "2"), 2)
-    else:
-        assert snapshot(root) == before
-        assert_usable(root, (1,))
 
 
 def test_a_mount_that_does_not_rename_asks_for_its_url(tmp_path, monkeypatch):

@@ -11,7 +11,6 @@ from tests.support.paths import ROOT
 
 RECORDED = ROOT / "tests" / "recorded"
 SUBJECTS = {  # the longest first
-    "errors": "errors:errors",
     "operations": "operations:on_disk",
     "memory": "memory:peaks",
     "checkpoints": "disk:left",

@@ -2,55 +2,14 @@
 
 import json
 import time
-from typing import Any
 
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._directory import object_store, store_attempt
-from ckpt_core._errors import is_visible
-from ckpt_core._storage import KeyValues
-from tests.support import seams
+from ckpt_core._directory import object_store
 from tests.support.stores import backend, keys_at, saved, tree, value_at
 
 RECORD, COMMIT = "ckpt.json", "commit_success.txt"
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, PermissionError])
-def test_an_answer_that_never_came_destroys_nothing(store, overwrite, error, monkeypatch):
-    """The put of the record was carried out, and the process does not know it; all goes well afterwards."""
-    if overwrite:
-        ckpt.save(store, tree(1))
-    put = KeyValues.put_if_unchanged
-
-    def unanswered(keys: KeyValues, key: str, value: bytes, version: Any) -> bool:
-        written = put(keys, key, value, version)
-        if key == RECORD:
-            raise error
-        return written
-
-    with monkeypatch.context() as patch:
-        patch.setattr(KeyValues, "put_if_unchanged", unanswered)
-        with pytest.raises(error) as caught:
-            ckpt.save(store, tree(2), overwrite=overwrite)
-    assert is_visible(caught.value)
-    assert value_at(store) == 2
-
-
-@pytest.mark.parametrize("options", [None, ckpt.Options(compression="zstd")])
-def test_what_is_committed_and_not_copied_loads_and_verifies(store, options, monkeypatch):
-    ckpt.save(store, tree(1), options=options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(store_attempt, "roll_forward", seams.fail(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            ckpt.save(store, tree(2), options=options, overwrite=True)
-        with pytest.raises(KeyboardInterrupt):
-            ckpt.save(f"{store}-new", tree(2), options=options)
-    for url in (store, f"{store}-new"):
-        assert value_at(url) == 2
-        assert ckpt.verify(url).ok
 
 
 def test_a_checkpoint_is_not_saved_into_another_one(store):
@@ -149,25 +108,6 @@ def test_a_damaged_copy_for_orbax_is_reported_and_harms_no_load(store):
     assert value_at(store) == 2
 
 
-def test_an_interrupted_deletion_makes_room_for_another_save(store):
-    ckpt.save(store, tree(1))
-    keys = keys_at(store)
-    keys.delete([COMMIT])
-    keys.delete([RECORD])
-    assert value_at(store) is None and not backend().is_checkpoint(store)
-    ckpt.save(store, tree(2))
-    assert value_at(store) == 2 and ckpt.verify(store).ok
-
-
-def test_something_else_is_never_written_into(store):
-    keys_at(store).put("notes.txt", b"mine")
-    with pytest.raises(ckpt.CheckpointExists, match=r"something else \(notes\.txt\)"):
-        ckpt.save(store, tree(1))
-    with pytest.raises(ckpt.CheckpointExists, match=r"something else \(notes\.txt\)"):
-        ckpt.save(store, tree(1), overwrite=True)
-    assert keys_at(store).list() == ["notes.txt"]
-
-
 @pytest.mark.parametrize(
     "name", ["a\\b", "a//b", "a/../b", "./a", "a\x01", "a\nb", ".."], ids=ascii
 )
@@ -181,32 +121,6 @@ def test_names_that_stores_do_not_list_are_refused(store, name):
     ):
         checkpointer.save(1, tree(1))
     assert keys_at(store).list() == []
-
-
-def test_a_refused_deletion_after_the_commit_fails_no_save(server, caplog):
-    server.fault = lambda request: 403 if request.kind == "delete" else None
-    url = f"{server.root}/1"
-    ckpt.save(url, tree(1))
-    ckpt.save(url, tree(2), overwrite=True)
-    server.fault = lambda _: None
-    assert value_at(url) == 2 and ckpt.verify(url).ok
-    assert "cannot be deleted" in caplog.text
-
-
-def test_orbax_sees_the_commit_last_and_its_end_first(server):
-    with ckpt.Checkpointer(f"{server.root}/run") as checkpointer:
-        checkpointer.save(1, items={"model": tree(1), "other": tree(1)})
-        checkpointer.wait_until_finished()
-        puts = [request.name for request in server.requests if request.kind == "put"]
-        assert puts[-1] == f"run/1/{COMMIT}"
-        assert puts.index(f"run/1/{RECORD}") < min(
-            puts.index(f"run/1/{name}/{COMMIT}") for name in ("model", "other")
-        )
-        server.requests.clear()
-        checkpointer.delete(1)
-    deleted = [request.name for request in server.requests if request.kind == "delete"]
-    assert deleted[:2] == [f"run/1/{COMMIT}", f"run/1/{RECORD}"]
-    assert [name for name in server.names() if name.startswith("run/1/")] == []
 
 
 @pytest.mark.parametrize("commit_time", [None, 1234])

@@ -10,12 +10,10 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._directory import object_store
 from ckpt_core._directory.store_attempt import StoreAttempt
-from ckpt_core._errors import is_visible
 from ckpt_core._storage import KeyValues
-from tests.support import seams
 from tests.support.stores import backend, keys_at, saved, tree, value_at
 
-RECORD, COMMIT = "ckpt.json", "commit_success.txt"
+RECORD = "ckpt.json"
 TOKEN = "2" * 32
 DATA = f"state/d/{TOKEN}.{'3' * 32}"
 
@@ -48,32 +46,6 @@ def test_a_listing_that_missed_the_owner_removes_no_running_attempt(store, monke
         assert saved(store, 1)
     assert keys_at(store).get(DATA) == b"data"
     assert keys_at(store).get(f"{running.path.removeprefix(store + '/')}.owner")
-
-
-def test_an_interrupt_after_the_commit_is_reported_as_committed(store, monkeypatch):
-    ckpt.save(store, tree(1))
-    with monkeypatch.context() as patch:
-        after_first(patch, "delete", lambda names: len({*names}) > 1, seams.fail(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt) as caught:
-            ckpt.save(store, tree(2), overwrite=True)
-    assert is_visible(caught.value) and value_at(store) == 2
-    backend().clean(store)  # what this process has begun is still its own
-    ckpt.save(f"{store}-fresh", tree(2))
-    assert len(keys_at(store).list()) == len(keys_at(f"{store}-fresh").list()) + 1
-
-
-def test_a_deletion_that_died_is_finished_by_the_next_clean_up(store, monkeypatch):
-    ckpt.save(f"{store}/1", tree(1))
-    for record in (True, False):
-        with monkeypatch.context() as patch:
-            when = (lambda names: RECORD in names) if record else (lambda names: len(names) > 2)
-            after_first(patch, "delete", when, seams.fail(KeyboardInterrupt))
-            with pytest.raises(KeyboardInterrupt):
-                backend().delete(f"{store}/1")
-        backend().clean(store)
-        assert value_at(f"{store}/1") == (1 if record else None)
-        assert (COMMIT in keys_at(f"{store}/1").list()) == record
-    assert keys_at(store).list() == []
 
 
 def test_what_another_tool_is_uploading_is_left_alone(store):
@@ -123,16 +95,3 @@ def test_who_commits_while_it_is_taken_for_dead_keeps_its_data(store, monkeypatc
         backend().clean(store)
     assert keys_at(f"{store}/1").get(DATA) == b"data"
     assert json.loads(keys_at(f"{store}/1").get(RECORD) or b"")["token"] == TOKEN
-
-
-def test_an_interrupted_removal_is_finished_by_the_next_clean_up(store, monkeypatch):
-    hung(f"{store}/1", monkeypatch)
-
-    with monkeypatch.context() as patch:
-        first = lambda names: any(DATA in key for key in names)  # noqa: E731
-        after_first(patch, "delete", first, seams.fail(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            backend().clean(store)
-    assert keys_at(f"{store}/1").get(f".attempt.{TOKEN}.owner") == b""
-    backend().clean(store)
-    assert keys_at(store).list() == []

@@ -141,40 +141,6 @@ def test_a_name_that_no_bucket_can_have(url, monkeypatch):
             call()
 
 
-def test_damage_in_a_store_is_still_damage(server):
-    with ckpt.Checkpointer(f"{server.root}/run") as checkpointer:
-        for step in (0, 1):
-            checkpointer.save(step, tree(step))
-    found = [name for name in server.names() if name.startswith("run/1/state/ocdbt.process_0/d/")]
-    largest = max(found, key=lambda name: len(server.objects[name][1]))
-    generation, data = server.objects[largest]
-    server.objects[largest] = generation, data[:-1000] + b"\xff" + data[-999:]
-    with pytest.raises(ckpt.CheckpointCorrupt):
-        ckpt.load(f"{server.root}/run/1")
-    reader = ckpt.Checkpointer(f"{server.root}/run", read_only=True)
-    with pytest.warns(RuntimeWarning, match="step 1 is damaged"):
-        assert reader.restore_latest(state=tree(9)).step == 0
-
-
-def test_a_local_file_that_may_not_be_read_is_no_damage(tmp_path, monkeypatch):
-    """TensorStore reads arrays of other layouts: what the system refuses it, is no damage either."""
-    from ckpt_core._storage import Location, arrays, new_context
-
-    (tmp_path / "w").mkdir()
-    (tmp_path / "w" / ".zarray").write_text("{}")
-
-    class Refused:
-        def result(self) -> None:
-            raise ValueError("FAILED_PRECONDITION: open [os_error_code='24'] [name='EMFILE']")
-
-    monkeypatch.setattr(arrays.ts, "open", lambda *_, **__: Refused())
-    with pytest.raises(OSError, match=r"[Tt]oo many open files") as found:
-        arrays.open_array(
-            Location(str(tmp_path), local=True), "w", new_context(), zarr3=False, ocdbt=False
-        )
-    assert found.value.errno == 24
-
-
 @pytest.mark.parametrize("compression", [None, "zstd"])
 def test_what_is_on_its_way_when_an_upload_is_refused_is_removed_too(server, compression):
     first = threading.Lock()

@@ -81,25 +81,6 @@ def test_a_listing_that_is_refused_at_its_second_page_is_refused(server, body):
         KeyValues(Location(f"{server.root}/run", False)).list()
 
 
-def test_the_refusals_of_other_requests_are_not_those_of_a_listing(server):
-    """They are counted for the whole process: a listing that came whole meanwhile is asked for again."""
-    server.objects["run/one"] = (1, b"")
-    refused = 0
-
-    def once(request: Any) -> int | None:
-        nonlocal refused
-        if request.kind == "list" and refused < 2:
-            refused += 1
-            with pytest.raises(PermissionError):
-                other.get("two")
-        return 403 if request.name == "run/two" else None
-
-    other = KeyValues(Location(f"{server.root}/run", False))
-    server.fault = once
-    assert KeyValues(Location(f"{server.root}/run", False)).list() == ["one"]
-    assert refused == 2
-
-
 def _inside(request: Request, below: str) -> bool:
     """Whether a request asks for nothing but what lies below a prefix."""
     if request.key is not None:
@@ -153,60 +134,3 @@ def test_rights_below_the_run_are_enough(spoiled):
     assert ckpt.load(f"{one}/state")["n"] == 2
     assert refused, "nothing was asked for outside: the test refuses nothing"
     proxy.reset()
-
-
-def test_an_object_that_the_store_refuses_is_not_missing(server):
-    """Not of compressed arrays: there TensorStore 0.1.86 ends the process at such an answer."""
-    url = f"{server.root}/run"
-    with ckpt.Checkpointer(url) as checkpointer:
-        for step in range(2):
-            checkpointer.save(step, tree(step))
-    before = dict(server.objects)
-    server.requests.clear()
-    ckpt.load(f"{url}/1")
-    reader = ckpt.Checkpointer(url, read_only=True)
-    count, refused, missing = len(server.requests), 0, 0
-    for number in range(1, count + 1):
-        seen: list[Any] = []
-
-        def fault(request: Any, seen: list[Any] = seen, number: int = number) -> int | None:
-            seen.append(request)
-            return 412 if len(seen) == number and request.kind == "get" else None
-
-        server.fault = fault
-        for call in (lambda: ckpt.load(f"{url}/1"), lambda: reader.restore_latest(state=tree(9))):
-            seen.clear()
-            try:
-                call()
-            except OSError as error:
-                refused += "policies" in str(error)
-                missing += isinstance(error, ckpt.CheckpointNotFound)
-    server.fault = lambda _: None
-    assert refused > 3 and not missing
-    assert before.items() <= server.objects.items()
-    assert reader.restore_latest(state=tree(9)).step == 1
-
-
-def test_a_write_that_the_store_refuses_is_not_acknowledged(server):
-    ckpt.save(f"{server.root}/count", tree(0))
-    count = sum(request.kind in ("put", "delete") for request in server.requests)
-    refused = 0
-    for number in range(1, count + 1):
-        url, seen = f"{server.root}/at/{number}", list[Any]()
-
-        def fault(request: Any, seen: list[Any] = seen, number: int = number) -> int | None:
-            if request.kind in ("put", "delete"):
-                seen.append(request)
-                return 412 if len(seen) == number else None
-            return None
-
-        server.fault = fault
-        try:
-            ckpt.save(url, tree(number))
-        except (OSError, ckpt.CheckpointError):
-            refused += 1
-            server.fault = lambda _: None
-        else:
-            server.fault = lambda _: None
-            assert ckpt.load(url)["n"] == number and ckpt.verify(url).ok, seen[number - 1]
-    assert refused > 3

@@ -1,7 +1,6 @@
 """A commit is two acts: everything durable, then the question who may, then one rename.
 
-Each operation of it fails, or is interrupted, before it is done and after, once and for good. From the
-rename on nothing is deleted, and the error says that the checkpoint can be seen.
+From the rename on nothing is deleted, and the error says that the checkpoint can be seen.
 """
 
 import contextlib
@@ -9,7 +8,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,7 +47,6 @@ class Operations:
     def __init__(self, patch: pytest.MonkeyPatch, exchange: bool = True) -> None:
         self.done: list[str] = []
         self.act: Callable[[int], None] | None = None  # gets the number of the operation, before it
-        self.after: Callable[[int], None] | None = None
         self._counting = False
 
         def synced(descriptor: int) -> str:
@@ -56,34 +54,29 @@ class Operations:
 
         patch.setattr(os, "fsync", self._watched(os.fsync, synced))
         patch.setattr(os, "rename", self._watched(os.rename, lambda old, new: f"rename {new}"))
-        # of the others TensorStore's threads may be the first to make some
-        patch.setattr(
-            os, "mkdir", self._watched(os.mkdir, lambda path, *_: f"mkdir {path}", ".ckpt-tmp.")
-        )
         swap = self._watched(syscalls.exchange, lambda one, other: f"exchange {other}")
         patch.setattr(
             "ckpt_core._directory.posix.exchange", swap if exchange else lambda one, other: False
         )
 
-    def _watched(self, call: Any, describe: Callable[..., str], of: str = "") -> Any:
+    def _watched(self, call: Any, describe: Callable[..., str]) -> Any:
         def watched(*args: Any, **more: Any) -> Any:
-            if not self._counting or not (of and os.path.basename(args[0])).startswith(of):
+            if not self._counting:
                 return call(*args, **more)
             number = len(self.done) + 1
             self.done.append(describe(*args) + " (failed)")
-            self._meanwhile(self.act, number)
+            self._meanwhile(number)
             result = call(*args, **more)
             self.done[number - 1] = self.done[number - 1].removesuffix(" (failed)")
-            self._meanwhile(self.after, number)
             return result
 
         return watched
 
-    def _meanwhile(self, act: Callable[[int], None] | None, number: int) -> None:
-        if act is not None:
+    def _meanwhile(self, number: int) -> None:
+        if self.act is not None:
             self._counting = False
             try:
-                act(number)
+                self.act(number)
             finally:
                 self._counting = True
 
@@ -95,96 +88,8 @@ class Operations:
         finally:
             self._counting = False
 
-    def published(self, path: Path) -> int:
-        """The number of operations up to the one that made it visible."""
-        ways = [f"rename {path}", f"exchange {path}"]
-        return max((n for n, text in enumerate(self.done, 1) if text in ways), default=10**6)
-
-
-class Fault(NamedTuple):
-    error: type[BaseException]
-    after: bool  # it was done
-    lasting: bool
-    overwrite: bool
-    exchange: bool  # or two renames
-
 
 EXCHANGE = pytest.mark.linux("renameat2")
-SAVES = {
-    "fails": Fault(OSError, False, False, True, True),
-    "fails for good": Fault(OSError, False, True, True, True),
-    "fails though done": Fault(OSError, True, False, True, True),
-    "interrupted when done": Fault(KeyboardInterrupt, True, False, True, True),
-    "fails, of two renames": Fault(OSError, False, False, True, False),
-    "fails for good though done, of two renames": Fault(OSError, True, True, True, False),
-    "interrupted, of two renames": Fault(KeyboardInterrupt, False, False, True, False),
-    "fails for good, of a new one": Fault(OSError, False, True, False, False),
-    "fails though done, of a new one": Fault(OSError, True, False, False, False),
-    "interrupted, of a new one": Fault(KeyboardInterrupt, False, False, False, False),
-}
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [pytest.param(one, id=name, marks=EXCHANGE if one.exchange else ()) for name, one in SAVES.items()],
-)  # fmt: skip
-def test_every_operation_of_a_save_fails(tmp_path, monkeypatch, fault):
-    def one_save(nth: int) -> list[str]:
-        (tmp_path / str(nth)).mkdir()
-        with monkeypatch.context() as patch:
-            return _one_save(tmp_path / str(nth), patch, nth, fault)
-
-    count = len(one_save(0))
-    assert count < 60
-    struck = {one_save(nth)[nth - 1].partition(" ")[0] for nth in range(1, count + 1)}
-    assert struck >= {"mkdir", "fsync", "exchange" if fault.exchange else "rename"}
-
-
-def _one_save(folder: Path, patch: pytest.MonkeyPatch, nth: int, fault: Fault) -> list[str]:
-    """One save of which the nth operation fails, and all that must hold; gives its operations."""
-    path, overwrite, lasting = folder / "model", fault.overwrite, fault.lasting
-    operations = Operations(patch, fault.exchange)
-    if overwrite:
-        ckpt.save(path, state(1))
-
-    def strike(number: int) -> None:
-        if number == nth or (lasting and number > nth > 0):
-            raise fault.error(*[errno.EIO, "no"] * (fault.error is OSError))
-
-    setattr(operations, "after" if fault.after else "act", strike)
-    caught: BaseException | None = None
-    with operations.counted():
-        try:
-            ckpt.save(path, state(2), overwrite=overwrite)
-        except (OSError, KeyboardInterrupt) as raised:
-            caught = raised
-    done = operations.done
-    where = f"{nth} of {done}: {caught!r} {getattr(caught, '__notes__', '')}"
-    if fault.error is OSError and caught is not None:
-        assert isinstance(caught, OSError) and caught.errno == errno.EIO, where
-    value = saved_value(path)
-    visible = value == 2
-    assert value in (2, 1 if overwrite else None), where
-    synced = f"fsync {folder}" in done[operations.published(path) :]
-    if caught is None:
-        assert visible and synced, where
-    else:
-        # an interruption may also come when all is done and only the old one is being removed
-        struck_at_the_sync = fault.after and done[nth - 1] == f"fsync {folder}"
-        assert is_visible(caught) == (visible and (not synced or struck_at_the_sync)), where
-    if overwrite and visible and not synced:
-        assert 1 in hidden_values(folder), f"the only durable one is gone: {where}"
-    if not visible and not lasting:
-        assert os.listdir(folder) == (["model"] if overwrite else []), where
-    operations.act = operations.after = None
-    ckpt.save(path, state(3), overwrite=True)
-    assert saved_value(path) == 3, where
-    if isinstance(caught, OSError) and not lasting:
-        assert os.listdir(folder) == ["model"], where
-    patch.setattr("ckpt_core._directory.owner.lives", lambda owner: False)  # this process has ended
-    PosixBackend().clean(str(folder))
-    assert os.listdir(folder) == ["model"], where
-    return done
 
 
 def unsynced(patch: pytest.MonkeyPatch, folder: Path, exchange: bool = True) -> Operations:

@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +13,8 @@ from jax._src import config
 from jax._src.interpreters import pxla
 
 import ckpt_core as ckpt
-from ckpt_core import _processes
 from ckpt_core._devices import placing
-from ckpt_core._layout.regions import Shape
-from ckpt_core._save.plan import LeafPlanner, plan_tree
-from ckpt_core._tree.leaves import leaf_spec
+from ckpt_core._save.plan import plan_tree
 from ckpt_core.testing import assert_same
 
 
@@ -70,68 +66,6 @@ def test_an_equal_tree_is_planned_once_and_another_one_anew(tmp_path, change):
         loaded = ckpt.load(tmp_path / name)
         assert_same(loaded, state)
         assert traits(loaded) == traits(state)
-
-
-def test_a_deleted_array_among_equal_ones_is_named(tmp_path):
-    state = {f"w{n}": jnp.full((4, 4), n) for n in range(3)}
-    ckpt.save(tmp_path / "1", state)
-    state["w1"].delete()
-    with pytest.raises(ckpt.UnsupportedLeaf, match=r"w1.*deleted"):
-        ckpt.save(tmp_path / "2", state)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
-
-
-def test_a_writer_is_for_one_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(_processes, "this_run", lambda: _processes.Processes(0, 2))
-    with pytest.raises(ckpt.CheckpointError, match="2 processes run"):
-        ckpt.writer(tmp_path / "b")
-
-
-class Device:
-    def __init__(self, process: int) -> None:
-        self.process_index = process
-
-
-class Cut:
-    """A sharding over devices that do not exist: the first dimension in pieces, each held by several processes."""
-
-    is_fully_addressable = False
-
-    def __init__(self, processes: int, pieces: int) -> None:
-        self._devices = [Device(process) for process in range(processes)]
-        self._pieces = pieces
-
-    def devices_indices_map(self, shape: Shape) -> dict[Device, Any]:
-        step = shape[0] // self._pieces
-        rest = (slice(None),) * (len(shape) - 1)
-        cuts = [(slice(n * step, (n + 1) * step), *rest) for n in range(self._pieces)]
-        return {device: cuts[n % self._pieces] for n, device in enumerate(self._devices)}
-
-
-def calls_of(processes: int, leaves: int) -> int:
-    """Python calls that planning so many leaves of two shardings and two shapes takes."""
-    stored = [(Cut(processes, 2), True), (Cut(processes, 1), True)]
-    specs = [leaf_spec("jax", "float32", shape) for shape in ((64, 8), (4096,))]
-    planner, calls = LeafPlanner(1, 2**20, own=False), 0
-
-    def count(frame: Any, event: str, argument: Any) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        for leaf in range(leaves):
-            planner.leaf(specs[leaf % 2], stored[leaf // 2 % 2], None)
-    finally:
-        sys.setprofile(before)
-    return calls
-
-
-def test_a_further_leaf_costs_the_same_whatever_the_number_of_processes():
-    calls_of(4, 4)  # imports what is imported at the first use
-    few, many = (calls_of(count, 1000) - calls_of(count, 500) for count in (4, 1024))
-    assert 0 < many <= few + 50 <= 500 * 8  # a few calls depend on whose turn it is
 
 
 def no_scope(patch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,12 @@
 
 import gc
 import os
-import resource
 
 import jax
 import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._directory.posix import LocalAttempt
-from tests.support import seams
 
 COUNT = 4000
 
@@ -19,51 +16,6 @@ def tree(count: int = COUNT, elements: int = 512) -> dict[str, jax.Array]:
     rng = np.random.default_rng(count)
     values = rng.random((count, elements), np.float32)
     return {f"w{number}": jax.device_put(value) for number, value in enumerate(values)}
-
-
-@pytest.mark.parametrize("nth", [1, 2, 3])
-def test_the_directory_is_left_as_it_was_when_a_file_of_small_values_fails(
-    tmp_path, monkeypatch, nth
-):
-    """Of the values, the nodes, and the manifest."""
-    ckpt.save(tmp_path / "c", {"w": np.arange(3)})
-
-    def fail(_: LocalAttempt, name: str, *__: object) -> None:
-        if {1: "process_0/d/", 2: "state/d/", 3: "manifest.ocdbt"}[nth] in name:
-            raise OSError(28, "No space left")
-
-    seams.at(monkeypatch, (LocalAttempt, "write_data"), before=fail)
-    with pytest.raises(OSError, match="No space left"):
-        ckpt.save(tmp_path / "c", tree(600), overwrite=True)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
-    np.testing.assert_array_equal(ckpt.load(tmp_path / "c")["w"], np.arange(3))
-
-
-@pytest.mark.parametrize("count", [3, 600])
-def test_the_error_of_a_full_disk_says_of_which(tmp_path, count):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    state = {f"w{n}": np.zeros(300) for n in range(count)}
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    try:
-        with pytest.raises(OSError) as caught:
-            ckpt.save(tmp_path / "c", state)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert str(tmp_path) in str(caught.value)
-
-
-def test_a_load_of_many_looks_once_at_how_many_keys_there_can_be(tmp_path, monkeypatch):
-    """Not at every node of the index: the time would grow with the square of the number of leaves."""
-    from ckpt_core._saved import checkpoint
-    from ckpt_core._storage import database
-
-    nodes, counted = [], []
-    monkeypatch.setattr(database, "_FEW_KEYS", 0)
-    seams.at(monkeypatch, (database, "decode_node"), before=lambda *_: nodes.append(1))
-    seams.at(monkeypatch, (checkpoint, "chunk_count"), before=lambda *_: counted.append(1))
-    ckpt.save(tmp_path / "a", tree(elements=4), options=ckpt.Options(durable=False))
-    assert len(ckpt.load(tmp_path / "a")) == COUNT
-    assert len(nodes) > 4 and len(counted) == 1  # all leaves are equal
 
 
 @pytest.mark.linux("open files are listed in /proc")
