@@ -3,9 +3,13 @@
 Locks are hints only: some do not reach another host, and a forked child would hold its parent's.
 """
 
+import json
 import os
+import platform
+import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +20,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend, locks, owner
+from tests.support.children import environment
 
 HOST, PID, START = owner.this_owner().split("-")
 LONG_AGO_SECS = time.time() - 2 * owner.FOREIGN_AGE_SECS
@@ -101,6 +106,72 @@ def test_a_save_of_another_host_outlives_a_wrong_clock(tmp_path, monkeypatch):
     with ckpt.Checkpointer(tmp_path, options=ckpt.Options(durable=False)) as run:
         run.save(8, {"w": 1})
     assert (running / "state").is_dir()
+
+
+HIDDEN = """
+import json, os, sys
+from ckpt_core._directory import PosixBackend, backend, locks, object_store, posix, syscalls
+writing, written = os.pipe()
+ending, end = os.pipe()
+writer = os.fork()
+if writer == 0:
+    os.close(end)
+    os.setgroups([]), os.setgid(12345), os.setuid(12345)
+    PosixBackend().begin("./model", overwrite=False, durable=False, token="token")
+    os.write(written, b"x")
+    os.read(ending, 1)
+    os._exit(0)
+os.close(ending), os.close(written)
+assert os.read(writing, 1), "the writer failed"
+
+def cleaned():
+    answer, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setgroups([]), os.setgid(54321), os.setuid(54321)
+        seen = os.path.exists(f"/proc/{writer}")
+        os.write(told, json.dumps([seen, PosixBackend().clean(".")]).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(told)
+    return json.loads(os.read(answer, 65536))
+
+living = cleaned()
+os.write(end, b"x")
+os.waitpid(writer, 0)
+print(json.dumps({"living": living, "dead": cleaned()}))
+"""
+
+
+@pytest.fixture
+def hidden_proc() -> list[str]:
+    """What begins a command that sees a /proc of its own, with hidepid=2."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a /proc with hidepid=2")
+    release = [int(part) for part in re.findall(r"\d+", platform.release())[:2]]
+    if release < [5, 8]:
+        pytest.skip("before Linux 5.8 hidepid is an option of the whole machine, not of a mount")
+    mount = 'mount -t proc -o hidepid=2 proc /proc && exec "$@"'
+    begin = ["unshare", "--mount", "sh", "-c", mount, "sh"]
+    if shutil.which("unshare") is None or subprocess.run([*begin, "true"], timeout=30).returncode:
+        pytest.skip("no mount namespaces here")
+    return begin
+
+
+def test_a_live_writer_that_proc_hides(hidden_proc, tmp_path):
+    """Other users reach the directory as their current one: those above it may be private."""
+    tmp_path.chmod(0o777)
+    done = subprocess.run(
+        [*hidden_proc, sys.executable, "-c", HIDDEN],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        timeout=120,
+        check=True,
+    )
+    said = json.loads(done.stdout)
+    assert said["living"] == [False, []]
+    assert len(said["dead"][1]) == 1
 
 
 class Neighbour:
