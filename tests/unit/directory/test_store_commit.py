@@ -164,6 +164,14 @@ def test_what_dead_writers_left_is_removed_and_what_living_ones_write_is_not(sto
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
+def test_something_else_is_never_written_into(store, overwrite):
+    keys_at(store).put("notes.txt", b"mine")
+    with pytest.raises(ckpt.CheckpointExists, match=r"something else \(notes\.txt\)"):
+        ckpt.save(store, tree(1), overwrite=overwrite)
+    assert keys_at(store).list() == ["notes.txt"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, PermissionError])
 def test_an_answer_that_never_came_destroys_nothing(store, overwrite, error, monkeypatch):
     """The put of the record was carried out, and the process does not know it; all goes well afterwards."""
