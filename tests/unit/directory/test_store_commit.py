@@ -2,11 +2,14 @@
 
 import json
 import time
+from typing import Any
 
 import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import object_store
+from ckpt_core._errors import is_visible
+from ckpt_core._storage import KeyValues
 from tests.support.stores import backend, keys_at, saved, tree, value_at
 
 RECORD, COMMIT = "ckpt.json", "commit_success.txt"
@@ -158,3 +161,33 @@ def test_what_dead_writers_left_is_removed_and_what_living_ones_write_is_not(sto
     assert left == {"1", "new", "mine"}
     assert {key.split("/")[0] for key in removed} == {"dead", "old"}
     assert value_at(f"{store}/1") == 1
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_something_else_is_never_written_into(store, overwrite):
+    keys_at(store).put("notes.txt", b"mine")
+    with pytest.raises(ckpt.CheckpointExists, match=r"something else \(notes\.txt\)"):
+        ckpt.save(store, tree(1), overwrite=overwrite)
+    assert keys_at(store).list() == ["notes.txt"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, PermissionError])
+def test_an_answer_that_never_came_destroys_nothing(store, overwrite, error, monkeypatch):
+    """The put of the record was carried out, and the process does not know it; all goes well afterwards."""
+    if overwrite:
+        ckpt.save(store, tree(1))
+    put = KeyValues.put_if_unchanged
+
+    def unanswered(keys: KeyValues, key: str, value: bytes, version: Any) -> bool:
+        written = put(keys, key, value, version)
+        if key == RECORD:
+            raise error
+        return written
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KeyValues, "put_if_unchanged", unanswered)
+        with pytest.raises(error) as caught:
+            ckpt.save(store, tree(2), overwrite=overwrite)
+    assert is_visible(caught.value)
+    assert value_at(store) == 2

@@ -1,12 +1,15 @@
 """The server of local steps gives what is on its served, to who knows the secret, and nothing else."""
 
+import contextlib
 import http.client
+import json
 import os
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,7 +19,8 @@ import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
 from ckpt_core._exchange import Connection, Key, Server
 from ckpt_core._run.tiers.folders import Target
-from ckpt_core._run.tiers.peers import bring, pieces_of_files
+from ckpt_core._run.tiers.judge import Source
+from ckpt_core._run.tiers.peers import Peers, bring, fetch_first, pieces_of_files
 from ckpt_core._saved.checkpoint import NativeCheckpoint
 from ckpt_core._saved.opening import open_checkpoint
 
@@ -234,3 +238,28 @@ def test_another_save_is_not_brought(saved, tmp_path):
     with pytest.raises(ckpt.CheckpointCorrupt, match=r"ckpt\.json: another part"):
         brought(saved, tmp_path / "here" / "3", saved[1]._replace(token="0" * 32))
     assert not (tmp_path / "here").exists()
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [("lacks it", ckpt.CheckpointCorrupt), ("cannot read it", OSError), ("is away", OSError)],
+)
+def test_a_part_is_damaged_only_where_every_source_lacks_it(tmp_path, what, error):
+    """The first source lacks it; of the second nobody knows, unless it says the same."""
+
+    def second(_: Key) -> None:
+        if what == "cannot read it":
+            raise OSError(5, "Input/output error")
+
+    with (
+        contextlib.closing(Server("127.0.0.1", SECRET, lambda _: None)) as first_server,
+        contextlib.closing(Server("127.0.0.1", SECRET, second)) as second_server,
+    ):
+        ports = (first_server.port, 1 if what == "is away" else second_server.port)
+        keys = {f"at/{n}/address": json.dumps(["127.0.0.1", port]) for n, port in enumerate(ports)}
+        here: Any = SimpleNamespace(index=2, get=keys.get)
+        peers = Peers(here, lambda _: None, SECRET, None, "at", 5.0)
+        target = Target(str(tmp_path / "here" / "3"), PosixBackend(), False, lambda: None)
+        with pytest.raises(error, match=r"from process 0: .*404.*from process 1: ") as caught:
+            fetch_first((3, "token"), [Source(0, 0), Source(1, 1)], peers, target, "it")
+    assert not isinstance(caught.value, ConnectionError)  # one more agreement is to follow

@@ -5,9 +5,11 @@ From the rename on nothing is deleted, and the error says that the checkpoint ca
 
 import contextlib
 import errno
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,9 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._directory import ObjectStoreBackend, PosixBackend, hidden_names, syscalls
 from ckpt_core._errors import VISIBLE, is_visible
+from ckpt_core._format.packed import pack
 from ckpt_core._run.lease import Lease
+from ckpt_core._save.write import Write, digest_of
 from ckpt_core._storage import KeyValues, Location
 from tests.support import seams
 
@@ -222,3 +226,21 @@ def test_on_a_store_a_fenced_run_removes_nothing(tmp_path):
     with pytest.raises(ckpt.CheckpointError, match="another Checkpointer"):
         old.save(1, state(1))
     assert written.read("data") == b"of the newcomer"
+
+
+@pytest.mark.parametrize("wrong", ["", "passed", "size", "file"])
+def test_what_process_0_does_not_see_is_no_checkpoint(tmp_path, wrong):
+    attempt = PosixBackend().begin(str(tmp_path / "one"), overwrite=False, durable=False, token="t")
+    attempt.write("state/a", b"1234")
+    name, size = "state/c" if wrong == "file" else "state/a", 5 if wrong == "size" else 4
+    passed = pack({"": json.dumps([[name, size, 7, 0]]).encode()})
+    attempt.write("ckpt.passed_1", passed)
+    said = ["", digest_of(passed) + "1" * (wrong == "passed")]
+    write: Any = SimpleNamespace(files={}, passed=said, _rows={}, items=[], attempt=attempt)
+    if wrong:
+        with pytest.raises(ckpt.CheckpointError, match="do all processes see the same files"):
+            Write._join(write)
+    else:
+        Write._join(write)
+        assert write.files["state/a"].crc32 == 7
+    attempt.abort()

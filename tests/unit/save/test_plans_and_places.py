@@ -13,6 +13,7 @@ from jax._src import config
 from jax._src.interpreters import pxla
 
 import ckpt_core as ckpt
+from ckpt_core import _processes
 from ckpt_core._devices import placing
 from ckpt_core._save.plan import plan_tree
 from ckpt_core.testing import assert_same
@@ -106,3 +107,9 @@ def test_a_jax_without_the_quick_way_is_slower_and_says_so_once(
             np.testing.assert_array_equal(got[name], want)
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 1 and "slower" in told[0] and jax.__version__ in told[0]
+
+
+def test_a_writer_is_for_one_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(_processes, "this_run", lambda: _processes.Processes(0, 2))
+    with pytest.raises(ckpt.CheckpointError, match="2 processes run"):
+        ckpt.writer(tmp_path / "b")
