@@ -191,31 +191,24 @@ def _events() -> list[tuple[str, float]]:
 
 def _device_memory() -> Callable[[], Numbers]:
     """Live arrays added; growth and peak of device memory, if the backend reports it."""
-    arrays, memory = _on_devices()
-
-    def stop() -> Numbers:
-        arrays_after, memory_after = _on_devices()
-        found = {"7_memory/jax_live_arrays_count_delta": float(arrays_after - arrays)}
-        for key, name in _DEVICE_MEMORY.items():
-            if key in memory and key in memory_after:
-                found[f"7_memory/{name}"] = (memory_after[key] - memory[key]) / GIB
-        return found
-
-    return stop
+    before = _on_devices()
+    return lambda: {name: now - before.get(name, now) for name, now in _on_devices().items()}
 
 
 _DEVICE_MEMORY = {"bytes_in_use": "device_diff_gb", "peak_bytes_in_use": "device_hbm_peak_diff_gb"}
 
 
-def _on_devices() -> tuple[int, dict[str, int]]:
-    """The number of live arrays, and for each memory statistic the maximum over the devices."""
+def _on_devices() -> Numbers:
+    """The number of live arrays; and the memory that the backend reports, the maximum over the devices."""
     import jax
 
-    largest: dict[str, int] = {}
+    found = {"7_memory/jax_live_arrays_count_delta": float(len(jax.live_arrays()))}
     for device in jax.local_devices():
         for key, value in (device.memory_stats() or {}).items():
-            largest[key] = max(value, largest.get(key, 0))
-    return len(jax.live_arrays()), largest
+            if key in _DEVICE_MEMORY:
+                name = f"7_memory/{_DEVICE_MEMORY[key]}"
+                found[name] = max(value / GIB, found.get(name, 0.0))
+    return found
 
 
 def _tracemalloc() -> Callable[[], Numbers]:

@@ -44,16 +44,8 @@ def _summarize(values: Sequence[float]) -> Summary:
 
         stddev = statistics.stdev(values)
         ci95 = float(stats.t.ppf(0.975, n - 1)) * stddev / math.sqrt(n)
-    return Summary(
-        n=n,
-        min=min(values),
-        mean=statistics.fmean(values),
-        median=statistics.median(values),
-        max=max(values),
-        stddev=stddev,
-        ci95=ci95,
-        values=tuple(values),
-    )
+    mean, median = statistics.fmean(values), statistics.median(values)
+    return Summary(n, min(values), mean, median, max(values), stddev, ci95, tuple(values))
 
 
 @dataclass(frozen=True)

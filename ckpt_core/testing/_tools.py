@@ -126,14 +126,12 @@ def laid_out(state: Any) -> Any:
 
 def abstract(tree: Any) -> Any:
     """The tree with shapes and dtypes in place of arrays."""
-    return jax.tree.map(
-        lambda x: (
-            jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type)
-            if isinstance(x, jax.Array)
-            else x
-        ),
-        tree,
-    )
+
+    def of(x: Any) -> Any:
+        is_array = isinstance(x, jax.Array)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) if is_array else x
+
+    return jax.tree.map(of, tree)
 
 
 @contextmanager
