@@ -12,11 +12,9 @@ it meets a Grain iterator. Two functions are for the user:
 try:
     from ckpt_grain._adapter import ADAPTER, GrainAdapter, ignore_pipeline_changes, with_proof
 except ModuleNotFoundError as error:
-    _missing = (error.name or "").partition(".")[0]
-    if _missing != "grain":
+    if (error.name or "").partition(".")[0] != "grain":
         raise
-    raise ModuleNotFoundError(
-        f"ckpt_grain needs {_missing}: pip install 'ckpt-core[grain]'", name=_missing
-    ) from error
+    _needs = "ckpt_grain needs grain: pip install 'ckpt-core[grain]'"
+    raise ModuleNotFoundError(_needs, name="grain") from error
 
 __all__ = ["ADAPTER", "GrainAdapter", "ignore_pipeline_changes", "with_proof"]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import pickle
-import queue
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -87,9 +85,8 @@ class FitData:
         if enqueuer is None or self._adapter.num_batches is None or enqueuer.is_running():
             return
         for carried in (enqueuer.future_queue, enqueuer.ready_queue):
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    carried.get(block=False)
+            while not carried.empty():
+                carried.get(block=False)
 
     def target(self) -> Any:
         """The iterator to restore into: the one that ``fit`` draws from next."""

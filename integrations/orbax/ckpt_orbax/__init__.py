@@ -60,24 +60,4 @@ from ckpt_orbax.type_handlers import SingleReplicaArrayRestoreArgs as SingleRepl
 __version__ = "0.12.8"
 """The version of Orbax whose names these are, for programs that ask; ``ckpt_core.__version__`` is ckpt's."""
 
-_offer(
-    __name__,
-    {
-        "checkpoint_args": checkpoint_args,
-        "experimental.emergency": experimental.emergency,
-        "experimental.emergency.checkpoint_manager": experimental.emergency,
-        "experimental.emergency.replicator_checkpoint_manager": experimental.emergency,
-        "experimental.v1": v1,
-        "path.atomicity": path.atomicity,
-        "pathways": pathways,
-        "test_utils": test_utils,
-        "transform_utils": transform_utils,
-        "v1.arrays": v1.arrays,
-        "v1.errors": v1.errors,
-        "v1.handlers": v1.handlers,
-        "v1.multihost": multihost,
-        "v1.options": options,
-        "v1.path": path,
-        "v1.path.step": path.step,
-    },
-)
+_offer(__name__)

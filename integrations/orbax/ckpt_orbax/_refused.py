@@ -58,13 +58,25 @@ _INSTEAD = {
 """Names of Orbax for which ckpt has one call."""
 
 
-def offer(package: str, other_names: Mapping[str, ModuleType]) -> None:
-    """Makes modules importable under other names of Orbax, too, and has all answer unknown names and arguments."""
-    sys.modules.update({f"{package}.{name}": module for name, module in other_names.items()})
+_PACKAGES = ("emergency", "experimental", "path", "v1")
+"""Modules that have others in them."""
+
+
+def offer(package: str) -> None:
+    """Makes modules importable by each name that a package has for them, as Orbax does, and has all answer unknown names and
+    arguments.
+    """
+    inside, places = f"{package}.", [package]
+    for place in places:  # which grows meanwhile
+        for name, module in vars(sys.modules[place]).items():
+            if isinstance(module, ModuleType) and module.__name__.startswith(inside):
+                sys.modules.setdefault(f"{place}.{name}", module)
+                if name in _PACKAGES:
+                    places.append(f"{place}.{name}")
     for name, module in [*sys.modules.items()]:
-        if name == package or name.startswith(f"{package}."):
+        if name == package or name.startswith(inside):
             kinds = [one for one in vars(module).values() if isinstance(one, type)]
-            answer_for_classes(one for one in kinds if one.__module__.startswith(f"{package}."))
+            answer_for_classes(one for one in kinds if one.__module__.startswith(inside))
             vars(module)["__getattr__"] = refusing(module.__name__)
 
 

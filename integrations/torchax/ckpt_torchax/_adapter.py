@@ -49,7 +49,7 @@ class TorchAdapter:
         """
         if isinstance(obj, torch.Tensor):
             return _tensors.read(obj, "tensor")
-        return _verbs(obj)[0](obj)
+        return _functions_for(obj).get_state(obj)
 
     def get_constants(self, obj: Any, /) -> Mapping[str, Any]:
         """The numbers among the attributes of a module and those in it, such as a count of updates; names of an optimizer's
@@ -77,7 +77,7 @@ class TorchAdapter:
         elif isinstance(obj, torch.optim.Optimizer):
             _optimizers.set_optimizer_state(obj, state, self._orders.pop(obj, None))
         else:
-            _verbs(obj)[1](obj, state)
+            _functions_for(obj).set_state(obj, state)
 
     def set_leaves(self, obj: Any, leaves: Mapping[tuple[Any, ...], Any], /) -> list[Any]:
         """Sets jax arrays on some torchax tensors of a module, by path; returns those that it set.
@@ -98,7 +98,7 @@ class TorchAdapter:
             if obj in self._scheduled:
                 _optimizers.warn_of_groups(order)
             return _optimizers.wanted_of_optimizer(obj, saved, order)
-        return _verbs(obj)[2](obj, saved)
+        return _functions_for(obj).wanted(obj, saved)
 
     def renamed(self, rename: Mapping[str, str], saved: Sequence[str], /) -> dict[str, str]:
         """Saved path -> new path for ``rename=``; ``fc`` also renames ``fc.weight``."""
@@ -143,32 +143,12 @@ def _copied(obj: Any) -> Any:
     return _tensors.copied(obj) if isinstance(obj, torch.Tensor) else None
 
 
-Verbs = tuple[Callable[[Any], Any], Callable[[Any, Any], None], Callable[[Any, Any], Any]]
-
-_MODULE: Verbs = (_modules.get_state, _modules.set_state, _modules.wanted)
-_GENERATOR: Verbs = (
-    _optimizers.get_generator_state,
-    _optimizers.set_generator_state,
-    lambda generator, saved: _optimizers.get_generator_state(generator),
-)
-_ENVIRONMENT: Verbs = (_torchax.get_key, _torchax.set_key, _torchax.wanted_key)
-_PLAIN: Verbs = (
-    _optimizers.state_with_arrays,
-    _optimizers.set_plain_state,
-    _optimizers.wanted_of_plain,
-)
-
-
-def _verbs(obj: Any) -> Verbs:
-    """The functions that get, set and request the state of this kind of object."""
-    cls = type(obj)
+def _functions_for(obj: Any) -> Any:
+    """The module that gets, sets and requests the state of this kind of object."""
+    cls = type(obj)  # a JittableModule's __class__ is that of the inner module
     if issubclass(cls, torch.nn.Module):
-        return _MODULE
-    if issubclass(cls, torch.Generator):
-        return _GENERATOR
-    if _torchax.is_environment_class(cls):
-        return _ENVIRONMENT
-    return _PLAIN
+        return _modules
+    return _torchax if _torchax.is_environment_class(cls) else _optimizers
 
 
 ADAPTER = TorchAdapter()

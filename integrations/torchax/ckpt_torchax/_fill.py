@@ -68,7 +68,7 @@ def load_into(
             model = Net()
         load_into("runs/1/step_100", model, shardings=lambda name, leaf: NamedSharding(mesh, P("data")))
     """
-    _refuse_other_types(path, module)
+    _refuse_other_types("load_into", path, module)
     inside = _torchax.unwrapped(module)
     stays_on_cpu = (
         shardings is None
@@ -115,15 +115,6 @@ def _as_loadable(path: PathLike) -> Generator[PathLike]:
         except BaseException as error:
             error.add_note(f"{copy} was a copy of {path}")
             raise
-
-
-def _refuse_other_types(path: Any, module: Any) -> None:
-    if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(
-            "the path of a checkpoint or weights file must be a str or an os.PathLike object, got a "
-            f"{type(path).__name__}: the path comes first, as in load_into(path, module)"
-        )
-    _refuse_no_module("load_into", module)
 
 
 def _by_name(shardings: Mapping[str, Any]) -> Any:
@@ -173,9 +164,8 @@ def to_torch(path: PathLike, module: Any = None, *, item: str | None = None) -> 
 
         model.load_state_dict(to_torch("runs/1/step_100"))
     """
-    in_order = isinstance(path, (str, os.PathLike))  # else the core's error says which comes first
-    if module is not None and in_order:
-        _refuse_no_module("to_torch", module)
+    if module is not None:
+        _refuse_other_types("to_torch", path, module)
     name = chosen_item(path, item)
     if module is None:
         return _as_state_dict(_tensors.tensors_of(ckpt.load(path, item=name, as_numpy=True)))
@@ -219,8 +209,13 @@ def _as_state_dict(tree: Any) -> Any:
     return state
 
 
-def _refuse_no_module(call: str, module: Any) -> None:
-    """Raises TypeError, for a call that fills a module, if that is a class or no module."""
+def _refuse_other_types(call: str, path: Any, module: Any) -> None:
+    """Raises TypeError, for a call that fills a module, if the path is none, or the module a class or no module."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(
+            "the path of a checkpoint or weights file must be a str or an os.PathLike object, got a "
+            f"{type(path).__name__}: the path comes first, as in {call}(path, module)"
+        )
     if isinstance(module, type):
         raise TypeError(
             f"{call}(path, module) fills an object, got the class {module.__name__}: write {call}(path, "

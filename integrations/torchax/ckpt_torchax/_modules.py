@@ -114,7 +114,15 @@ def set_state(module: Any, state: Mapping[str, Any]) -> None:
         value = state[sources[0]]
         values.append((names, narrowed(value, names[0]) if _is_meta(entries[names[0]]) else value))
     for names, value in values:
-        _set(module, names, entries[names[0]], value)
+        tensor = entries[names[0]]
+        if _is_extra(names[0]):
+            _owner(module, names[0]).set_extra_state(_tensors.tensors_of(value))
+        elif isinstance(value, jax.ShapeDtypeStruct):
+            continue  # only= left it out
+        elif _is_meta(tensor):
+            replace(module, names, tensor, value)
+        else:
+            _tensors.write(tensor, value)
     if untied:
         _warn(
             f"tied when saved, separate in the target: {', '.join(untied)}. Each has the saved value now, and training "
@@ -132,18 +140,6 @@ def set_leaves(module: Any, leaves: Mapping[tuple[Any, ...], Any]) -> list[Any]:
             _tensors.write(tensor, value)
             was_set.append(value)
     return was_set
-
-
-def _set(module: Any, names: list[str], tensor: Any, value: Any) -> None:
-    """Sets one entry of a module, under all of its names."""
-    if _is_extra(names[0]):
-        _owner(module, names[0]).set_extra_state(_tensors.tensors_of(value))
-    elif isinstance(value, jax.ShapeDtypeStruct):
-        return  # only= left it out
-    elif _is_meta(tensor):
-        replace(module, names, tensor, value)
-    else:
-        _tensors.write(tensor, value)
 
 
 def select(module: Any, variable_type: type) -> Callable[[tuple[Any, ...], object], bool]:

@@ -29,8 +29,11 @@ _LIKE_PARAMETER = frozenset(
 )
 
 
-def state_with_arrays(obj: Any) -> dict[str, Any]:
-    """``state_dict`` of an optimizer, a scheduler or a scaler, with arrays for tensors."""
+def get_state(obj: Any) -> dict[str, Any]:
+    """``state_dict`` of an optimizer, a scheduler or a scaler, with arrays for tensors; the bytes of a random generator."""
+    if isinstance(obj, torch.Generator):
+        with _tensors.plain_torch():
+            return {"state": obj.get_state().numpy().copy()}
     return _tensors.arrays_of(obj.state_dict())
 
 
@@ -115,7 +118,7 @@ def wanted_of_optimizer(optimizer: torch.optim.Optimizer, saved: Any, order: Ord
     saved_groups = saved["param_groups"]
     own_parameters = _parameters(optimizer)
     parameters = [own_parameters[place] for place in order.parameters]
-    live = state_with_arrays(optimizer)
+    live = get_state(optimizer)
     groups: list[Any] = [None] * len(saved_groups)
     for own, place in zip(live["param_groups"], order.groups, strict=True):
         groups[place] = {**own, **saved_groups[place]}  # settings that were not saved stay
@@ -184,16 +187,20 @@ def _refuse(where: str, saved: str, wanted: str, kind: str = "structure") -> Non
     )
 
 
-def wanted_of_plain(obj: Any, saved: Any) -> Any:
+def wanted(obj: Any, saved: Any) -> Any:
     """The object's own entries, each with the saved structure; unsaved entries count as missing."""
-    own = state_with_arrays(obj)
-    if not isinstance(saved, Mapping):
+    own = get_state(obj)
+    if isinstance(obj, torch.Generator) or not isinstance(saved, Mapping):
         return own
     return {name: saved.get(name, value) for name, value in own.items()}
 
 
-def set_plain_state(obj: Any, state: Mapping[str, Any]) -> None:
-    """Passes a state to ``load_state_dict``."""
+def set_state(obj: Any, state: Mapping[str, Any]) -> None:
+    """Passes a state to ``load_state_dict``, or sets a random generator to it."""
+    if isinstance(obj, torch.Generator):
+        with _tensors.plain_torch():
+            obj.set_state(torch.from_numpy(np.array(state["state"])))
+        return
     own = obj.state_dict()
     made = _tensors.tensors_of(state)
     for name, value in made.items():
@@ -201,15 +208,3 @@ def set_plain_state(obj: Any, state: Mapping[str, Any]) -> None:
         if isinstance(value, dict) and kind is not dict and issubclass(kind, dict):
             made[name] = kind(value)  # such as the Counter of a scheduler's milestones
     obj.load_state_dict(made)
-
-
-def get_generator_state(generator: torch.Generator) -> dict[str, Any]:
-    """The bytes of a generator's state."""
-    with _tensors.plain_torch():
-        return {"state": generator.get_state().numpy().copy()}
-
-
-def set_generator_state(generator: torch.Generator, state: Mapping[str, Any]) -> None:
-    """Sets a generator to a saved state."""
-    with _tensors.plain_torch():
-        generator.set_state(torch.from_numpy(np.array(state["state"])))

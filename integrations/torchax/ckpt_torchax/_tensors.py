@@ -71,10 +71,10 @@ def copied(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def write(tensor: Any, value: Any) -> None:
     """Sets a value of the same shape and dtype on a tensor, which stays the same object."""
-    if _torchax.is_view(tensor):
-        tensor.update(value)
-    elif _torchax.is_tensor(tensor):
+    if _torchax.is_tensor(tensor):
         tensor._elem = value
+    elif _torchax.is_jax(tensor):
+        tensor.update(value)
     else:
         made = from_numpy(np.asarray(value), "value")
         with plain_torch(), torch.no_grad():

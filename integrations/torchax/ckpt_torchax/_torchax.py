@@ -26,13 +26,8 @@ def is_tensor(value: object) -> bool:
     return "_elem" in getattr(value, "__dict__", ()) and is_jax(value)
 
 
-def is_view(value: object) -> bool:
-    """Whether a value is a torchax View: a part of another tensor, without its own array."""
-    return is_jax(value) and not is_tensor(value)
-
-
 def is_jax(value: object) -> bool:
-    """Whether a value is a tensor that wraps a jax array."""
+    """Whether a value is a tensor that wraps a jax array, or a View: a part of another tensor, without its own array."""
     return _is_jax_class(type(value))
 
 
@@ -115,7 +110,7 @@ def require(purpose: str) -> Any:
 # --------------------------- the random key, which dropout and torch.rand draw from an environment
 
 
-def get_key(environment: Any) -> dict[str, Any]:
+def get_state(environment: Any) -> dict[str, Any]:
     """The key of the calling thread, which must be the one that draws from the environment."""
     key = environment.param.prng
     if isinstance(key, Tracer):
@@ -129,12 +124,12 @@ def get_key(environment: Any) -> dict[str, Any]:
     return {"prng": key}
 
 
-def set_key(environment: Any, state: Mapping[str, Any]) -> None:
+def set_state(environment: Any, state: Mapping[str, Any]) -> None:
     """Sets the key of the calling thread, typed or raw as it was saved."""
     environment.param.prng = state["prng"]
 
 
-def wanted_key(environment: Any, saved: Any) -> Any:
+def wanted(environment: Any, saved: Any) -> Any:
     """The saved key's kind: seeding may have replaced a typed key by a raw one."""
     key = environment.param.prng
     if not isinstance(key, Tracer):
@@ -146,7 +141,10 @@ def _refuse_foreign_thread(key: Any) -> None:
     """Refuses a key that torchax has only just made for this thread, from torch's seed at its first access: torchax keeps
     a key for every thread. The training thread has drawn from its key, or seeded it, or enabled torchax.
     """
-    if threading.current_thread() is threading.main_thread() or _enabled_here():
+    if threading.current_thread() is threading.main_thread():
+        return
+    enabled = torch.overrides._get_current_function_mode_stack()  # pyright: ignore
+    if any(type(mode).__module__.startswith("torchax.") for mode in enabled):
         return
     if not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
         return
@@ -157,8 +155,3 @@ def _refuse_foreign_thread(key: Any) -> None:
             "torchax keeps one per thread. Save and restore in the thread that trains, or seed it here "
             "with torchax.default_env().manual_seed(...)"
         )
-
-
-def _enabled_here() -> bool:
-    modes = torch.overrides._get_current_function_mode_stack()  # pyright: ignore
-    return any(type(mode).__module__.startswith("torchax.") for mode in modes)
