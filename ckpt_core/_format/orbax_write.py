@@ -15,10 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 from ckpt_core._errors import CheckpointCorrupt, UnsupportedLeaf
-from ckpt_core._format.record import FOLDERS as FOLDERS
 from ckpt_core._format.record import FORMAT_VERSION, MARKER, dump_json
-from ckpt_core._format.record import RESERVED_FOLDERS as RESERVED_FOLDERS
-from ckpt_core._format.record import folder_of as folder_of
 from ckpt_core._tree import Node, Path, array_name, format_path
 from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec
 

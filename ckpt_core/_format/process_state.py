@@ -14,8 +14,8 @@ import numpy as np
 
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.record import dump_json, parse_json
-from ckpt_core._format.treedef import dump_tree, load_nodes
-from ckpt_core._tree import Path, flatten, format_path, unflatten
+from ckpt_core._format.treedef import TreeBounds, dump_tree, load_nodes
+from ckpt_core._tree import flatten, format_path, unflatten
 from ckpt_core._tree.code import refused
 from ckpt_core._tree.leaves import (
     TEXT_KINDS,
@@ -35,23 +35,18 @@ def file_name(index: int, count: int) -> str:
 
 
 def dump(state: Any, text: str, index: int, count: int) -> dict[str, bytes]:
-    """Name -> content of both files of one process."""
+    """Name -> content of both files of one process; raises UnsupportedLeaf for an array on a device."""
     name = file_name(index, count)
-    return {name: text.encode(errors="surrogatepass"), f"exact/{name}": dump_exact(state)}
-
-
-def dump_exact(state: Any) -> bytes:
-    """Content of the exact file: plain values with all their types; raises UnsupportedLeaf for an array on a device."""
     flat = flatten(state)
     leaves: list[Any] = []
     for path, leaf in zip(flat.paths, flat.leaves, strict=True):
         spec = describe(leaf, path)
         if spec.kind in ("jax", "key"):
-            name = "a PRNG key" if spec.kind == "key" else "a jax.Array"
+            what = "a PRNG key" if spec.kind == "key" else "a jax.Array"
             raise refused(
                 leaf,
                 format_path(path),
-                f"cannot save {name} in the state of a process, which holds plain values and numpy arrays: "
+                f"cannot save {what} in the state of a process, which holds plain values and numpy arrays: "
                 "convert it in get_state (numpy.asarray, jax.random.key_data), or save it in an item of its own",
             )
         if spec.kind in ("int", "float", "bool", "str"):
@@ -61,19 +56,16 @@ def dump_exact(state: Any) -> bytes:
         else:
             data = base64.b64encode(to_host_array(leaf, spec).tobytes()).decode()
             leaves.append([spec.kind, spec.dtype, spec.shape, spec.detail, data])
-    return dump_json({"nodes": dump_tree(flat.root)[0], "leaves": leaves})
+    exact = dump_json({"nodes": dump_tree(flat.root)[0], "leaves": leaves})
+    return {name: text.encode(errors="surrogatepass"), f"exact/{name}": exact}
 
 
 def load_exact(data: bytes, file: str) -> Any:
-    """The tree that ``dump_exact`` wrote; raises CheckpointCorrupt if ``data`` is anything else."""
+    """The tree in an exact file of ``dump``; raises CheckpointCorrupt if ``data`` is anything else."""
     value: Any = parse_json(data, file)
     try:
-        paths: list[Path] = []
-        root = load_nodes(value["nodes"], paths)
-        leaves = [_load_leaf(leaf) for leaf in value["leaves"]]
-        if len(leaves) != len(paths):
-            raise ValueError("leaves and structure do not fit")
-        return unflatten(root, leaves)
+        root, _ = load_nodes(value["nodes"], len(value["leaves"]), TreeBounds())
+        return unflatten(root, map(_load_leaf, value["leaves"]))
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointCorrupt(
             f"{file}: not the state of a process: {error!r}", file=file

@@ -42,7 +42,8 @@ from ckpt_core._tree.leaves import CHANGEABLE_KINDS, KINDS, LeafSpec, dtype_from
 
 RECORD_FILE = "ckpt.json"
 FORMAT_VERSION = 2
-"""In version 1 the leaves of an item were no positions in ``leaf_types``, but such descriptions themselves."""
+"""In version 1 the leaves of an item were no positions in ``leaf_types``, but such descriptions themselves; and constants were
+not among its ``statics``."""
 MARKER = "ckpt"
 """Key in Orbax's custom_metadata; if present, a directory without ckpt.json is damaged."""
 
@@ -233,7 +234,7 @@ def _dump_item(item: ItemRecord) -> dict[str, Any]:
         "leaves": positions,
         "shardings": item.shardings,
         **({"notes": item.notes} if item.notes else {}),  # since 0.2
-        **statics,  # since 0.2
+        **({"statics": statics} if statics else {}),  # since 0.2
         **({"shared": item.shared} if item.shared else {}),  # since 0.2
     }
 
@@ -283,11 +284,9 @@ def load_record(data: bytes) -> Record:
             packed=base64.b64decode(value.get("small_files", ""), validate=True),  # since 0.2
             part=Part.load(value["part"]) if "part" in value else None,  # since 0.2
             parent=(int(parent[0]), str(parent[1])) if parent else None,
-            shared=checked_across(
-                value["shared"], {name: one.leaves for name, one in items.items()}
-            )
-            if "shared" in value
-            else (),  # since 0.2
+            shared=_checked_across(
+                value.get("shared", ()), {name: item.leaves for name, item in items.items()}
+            ),  # since 0.2
         )
     except (CheckpointCorrupt, NewerFormat):
         raise
@@ -300,13 +299,12 @@ def _bad(what: str) -> CheckpointCorrupt:
 
 
 def _load_item(value: dict[str, Any], version: int, bounds: TreeBounds) -> ItemRecord:
-    paths: list[Path] = []
     positions = value["leaves"]
     bounds.take(leaves=len(positions))
-    told = value.get("statics", ()), value.get("constants", ())  # since 0.2
-    root = load_nodes(value["nodes"], paths, *told, len(positions), bounds)
-    if len(positions) != len(paths):
-        raise ValueError(f"{len(paths)} leaves in the structure, {len(positions)} described")
+    statics = [*value.get("statics", ())]  # since 0.2
+    constants = value.get("constants", ())  # of version 1
+    statics += [(at, {"constants": values}) for at, values in constants]
+    root, paths = load_nodes(value["nodes"], len(positions), bounds, statics)
     shardings = tuple(value["shardings"])
     described = positions if version == 1 else value["leaf_types"]
     codec = value.get("codec")  # in version 1 that of all leaves without their own
@@ -318,14 +316,14 @@ def _load_item(value: dict[str, Any], version: int, bounds: TreeBounds) -> ItemR
     if type(count) is not int or not 1 <= count <= _MAX_PROCESSES:
         raise ValueError(f"impossible number of processes {count!r}")
     return ItemRecord(
-        form=str(value["form"]),
+        form=value["form"],
         tree=root,
         paths=tuple(paths),
         leaves=leaves,
         shardings=shardings,
         process_count=count,
         notes=tuple(map(file_name, value.get("notes", ()))),
-        shared=checked_shared(value["shared"], leaves) if "shared" in value else (),
+        shared=_checked_shared(value.get("shared", ()), leaves),  # since 0.2
     )
 
 
@@ -397,18 +395,18 @@ def _load_leaf(value: list[Any], shardings: int, common: Any) -> LeafRecord:
     return LeafRecord(spec, chunk, sharding, codec)
 
 
-def checked_shared(value: Any, leaves: Sequence[LeafRecord]) -> tuple[tuple[int, ...], ...]:
+def _checked_shared(value: Any, leaves: Sequence[LeafRecord]) -> tuple[tuple[int, ...], ...]:
     """The groups of leaves that were one object; raises ValueError or TypeError if ckpt did not write them."""
-    groups = checked_across(
+    groups = _checked_across(
         [[("", position) for position in group] for group in value], {"": leaves}
     )
     return tuple(tuple(position for _, position in group) for group in groups)
 
 
-def checked_across(
+def _checked_across(
     value: Any, leaves: Mapping[str, Sequence[LeafRecord]]
 ) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """The groups of leaves of several items that were one object, from the record; raises as ``checked_shared``."""
+    """The groups of leaves of several items that were one object, from the record; raises as ``_checked_shared``."""
     groups = tuple(tuple((item, position) for item, position in group) for group in value)
     places = [place for group in groups for place in group]
     if any(item not in leaves for item, _ in places):

@@ -27,7 +27,6 @@ _KINDS = frozenset(
 _MOST_CHILDREN = 2**40
 _KEY_TYPES = frozenset({str, int})
 _TEXT_ONLY = frozenset({str})
-_INTS = frozenset({int, bool})
 _MOST_CONTAINERS = 2**20
 _MOST_LEAVES = 1_500_000
 _MOST_PATH_KEYS = 2**25
@@ -37,18 +36,17 @@ _MOST_PATH_LETTERS = 2**27
 _MOST_ALIKE = 256
 
 
-def dump_tree(root: Node) -> tuple[list[Any], dict[str, list[Any]]]:
+def dump_tree(root: Node) -> tuple[list[Any], list[Any]]:
     """The structure as a flat list: 0 for a leaf, None for None, else ``[kind, class, keys]``. Lists and tuples have
     their length instead of keys. A leaf wrapped in ``Below`` is its key; any other node wrapped so follows after
-    ``["below", key, 1]``. And the entries ``statics`` and ``constants`` of an item: lists of ``[index in the flat list, JSON value]``.
+    ``["below", key, 1]``. And the static parts: a list of ``[index in the flat list, JSON value]``.
     """
-    nodes: list[Any] = []
-    found: dict[str, list[Any]] = {"statics": [], "constants": []}
-    _dump_node(root, nodes, found)
-    return nodes, {name: entries for name, entries in found.items() if entries}
+    nodes, statics = list[Any](), list[Any]()
+    _dump_node(root, nodes, statics)
+    return nodes, statics
 
 
-def _dump_node(node: Node, out: list[Any], found: dict[str, list[Any]]) -> None:
+def _dump_node(node: Node, out: list[Any], statics: list[Any]) -> None:
     if node.kind == "leaf":
         out.append(node.type_name or 0)
     elif node.kind == "none":
@@ -56,21 +54,17 @@ def _dump_node(node: Node, out: list[Any], found: dict[str, list[Any]]) -> None:
     elif node.kind == "expanded":
         if node.type_name:
             out.append(["below", node.type_name, 1])
-        _dump_node(node.children[0], out, found)
+        _dump_node(node.children[0], out, statics)
     else:
         if node.static:
-            static = json.loads(node.static)
-            if "constants" in static:
-                found["constants"].append([len(out), static.pop("constants")])
-            if static:
-                found["statics"].append([len(out), static])
+            statics.append([len(out), json.loads(node.static)])
         keys = len(node.keys) if node.kind in ("list", "tuple") else node.keys
         out.append([node.kind, node.type_name, keys])
         for child in node.children:
             if child is LEAF:
                 out.append(0)
             else:
-                _dump_node(child, out, found)
+                _dump_node(child, out, statics)
 
 
 class TreeBounds:
@@ -111,44 +105,37 @@ def refuse_unreadable(paths: Sequence[Path], bounds: TreeBounds) -> None:
 
 def load_nodes(
     tokens: list[Any],
-    paths: list[Path],
+    leaf_count: int,
+    bounds: TreeBounds,
     statics: Sequence[Any] = (),
-    constants: Sequence[Any] = (),
-    leaf_count: int | None = None,
-    bounds: TreeBounds | None = None,
-) -> Node:
-    """The structure that ``dump_tree`` wrote; appends the paths of its leaves, at most ``leaf_count``, to ``paths``. Raises
-    ValueError or TypeError for tokens that it never writes.
+) -> tuple[Node, list[Path]]:
+    """The structure that ``dump_tree`` wrote, and the paths of its leaves. Raises ValueError or TypeError for tokens that it never
+    writes, or if there are not ``leaf_count`` leaves.
     """
     leaves = tokens.count(0) + list(map(type, tokens)).count(str)
-    if leaf_count is not None and leaves > leaf_count:
+    if leaves > leaf_count:
         raise ValueError(f"{leaves} leaves in the structure, {leaf_count} described")
-    bounds = bounds or TreeBounds()
     bounds.take(containers=len(tokens) - leaves - tokens.count(None))
-    for at, _ in statics:
-        if type(at) is not int or not 0 <= at < len(tokens) or not _is_custom(tokens[at]):
+    told: dict[int, dict[str, Any]] = {}
+    for at, static in statics:
+        token = tokens[at] if type(at) is int and 0 <= at < len(tokens) else None
+        only_compared = static.keys() <= {"constants"}
+        if not isinstance(token, list) or (token[:1] != ["custom"] and not only_compared):
             raise ValueError(f"static fields of {at!r}, which is no registered class")
-    told = {at: checked_static(static) for at, static in statics}
-    for at, static in constants:
-        if type(at) is not int or not 0 <= at < len(tokens) or not isinstance(tokens[at], list):
-            raise ValueError(f"constants of {at!r}, which is no container")
-        both = {**json.loads(told.get(at, "{}")), "constants": static}
-        of_ints = type(static) is dict and _INTS.issuperset(map(type, static.values()))
-        told[at] = json.dumps(both) if of_ints else checked_static(both)
-    loading = _Loading(tokens, paths, told, bounds)
+        told[at] = told.get(at, {}) | static  # in version 1, two entries may be of one node
+    texts = {at: checked_static(static) for at, static in told.items()}
+    loading = _Loading(tokens, texts, bounds)
     try:
         root, stop = loading.node(0, (), 0)
     except IndexError:
         raise ValueError("the structure has fewer nodes than its root holds") from None
     if stop != len(tokens):
         raise ValueError("the structure has more nodes than its root holds")
+    if leaves < leaf_count:
+        raise ValueError(f"{leaves} leaves in the structure, {leaf_count} described")
     if loading.odd_keys:
-        _refuse_alike(paths)
-    return root
-
-
-def _is_custom(token: Any) -> bool:
-    return isinstance(token, list) and token[:1] == ["custom"]
+        _refuse_alike(loading.paths)
+    return root, loading.paths
 
 
 @dataclass
@@ -156,9 +143,9 @@ class _Loading:
     """One call of ``load_nodes``; ``known`` are nodes of leaves alone: the equal ones of a model's layers become one."""
 
     tokens: list[Any]
-    paths: list[Path]
     statics: Mapping[int, str]
     bounds: TreeBounds
+    paths: list[Path] = field(default_factory=list[Path])
     known: dict[Any, Node] = field(default_factory=dict[Any, Node])
     odd_keys: bool = False  # a container has other keys than text and positions
 

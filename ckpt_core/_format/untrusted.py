@@ -72,9 +72,8 @@ def file_size(value: Any) -> int:
 
 def item_name(name: str) -> str:
     """An item name in a record, validated as a directory name."""
-    if not name or name.startswith(".") or len(name.encode(errors="replace")) > 255:
-        raise ValueError(f"impossible name of an item {name[:80]!r}")
-    if "/" in name or "\0" in name:
+    too_long = len(name.encode(errors="replace")) > 255
+    if not name or name.startswith(".") or too_long or "/" in name or "\0" in name:
         raise ValueError(f"impossible name of an item {name[:80]!r}")
     return name
 
@@ -93,9 +92,9 @@ def file_name(name: str) -> str:
     return name
 
 
-MOST_VALUES_BYTES = 1024 * MIB
+_MOST_VALUES_BYTES = 1024 * MIB
 """Limit of the memory that the values of one text may take; a million leaves of a record need less."""
-LIGHT_BYTES = 4 * MIB
+_LIGHT_BYTES = 4 * MIB
 """A text up to this length is not looked at: its values take 30 times as much at most."""
 _COSTS_BYTES = ((b"{", 232), (b"[", 80), (b'"', 32), (b",", 40), (b":", 48))
 """What each such character may cost in CPython: an object of values, a list, half a text, a number, an entry."""
@@ -110,9 +109,9 @@ def parse_json(
     errors: str = "surrogatepass",
 ) -> Any:
     """The value of a JSON file; ``pairs`` makes each object of its names and values. Raises CheckpointCorrupt for invalid JSON,
-    nesting deeper than any program reads, or values beyond ``MOST_VALUES_BYTES``.
+    nesting deeper than any program reads, or values beyond ``_MOST_VALUES_BYTES``.
     """
-    if len(data) > LIGHT_BYTES:
+    if len(data) > _LIGHT_BYTES:
         refuse_heavy(data, file)
     try:
         return json.loads(data.decode(errors=errors), object_pairs_hook=pairs)
@@ -124,23 +123,16 @@ def parse_json(
 
 
 def refuse_heavy(data: bytes, file: str) -> None:
-    """Raises CheckpointCorrupt if the values of a text could take more than ``MOST_VALUES_BYTES``."""
-    if (heavy := values_bytes(data)) > MOST_VALUES_BYTES:
+    """Raises CheckpointCorrupt if the values of a text could take more than ``_MOST_VALUES_BYTES``: by counting, as none is made yet."""
+    wide = not data.isascii() or b"\\u" in data  # one such character makes each of a text take 4
+    marks = sum(cost * data.count(mark) for mark, cost in _COSTS_BYTES)
+    heavy = len(data) * (4 if wide else 1) + marks
+    if heavy > _MOST_VALUES_BYTES:
         raise CheckpointCorrupt(
             f"{file}: the values in its {len(data)} bytes would take {heavy} bytes of memory, and can take "
-            f"{MOST_VALUES_BYTES} at most: it is damaged, and not parsed",
+            f"{_MOST_VALUES_BYTES} at most: it is damaged, and not parsed",
             file=file,
         )
-
-
-def values_bytes(data: bytes) -> int:
-    """Upper limit of the memory for the values of a text, by counting; they are not made."""
-    wide = (
-        not data.isascii() or b"\\u" in data
-    )  # one such character makes each of a text take 4 bytes
-    return len(data) * (4 if wide else 1) + sum(
-        cost * data.count(mark) for mark, cost in _COSTS_BYTES
-    )
 
 
 def refuse_deep(

@@ -33,6 +33,7 @@ from ckpt_core._format.record import (
     FileRecord,
     ItemRecord,
     dump_json,
+    folder_of,
 )
 from ckpt_core._items import Json
 from ckpt_core._lazy import JAX_SETTINGS, jax
@@ -144,7 +145,7 @@ class PreparedItem:
     @functools.cached_property
     def folder(self) -> str:
         """The item's directory, relative to the checkpoint."""
-        return orbax_write.FOLDERS.get(self.name, self.name)
+        return folder_of(self.name)
 
     @property
     def names(self) -> tuple[str, ...]:

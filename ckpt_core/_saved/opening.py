@@ -22,6 +22,7 @@ from ckpt_core._format.record import (
     RECORD_FILE,
     ItemRecord,
     Record,
+    folder_of,
     load_record,
     parse_json,
 )
@@ -158,7 +159,7 @@ def _native_item(name: str, item: ItemRecord, record: Record) -> NativeItem:
         specs=[leaf.spec for leaf in item.leaves],
         shardings=[shardings[leaf.sharding] for leaf in item.leaves],
         names=() if stored is item.paths else list(map(array_name, stored)),
-        directory=orbax_write.folder_of(name),
+        directory=folder_of(name),
         chunks=[leaf.chunk for leaf in item.leaves],
         codecs=[leaf.codec for leaf in item.leaves],
         process_count=item.process_count,

@@ -42,9 +42,8 @@ def converted(
         elif from_ == "f" and to == "i":
             least, most = _bounds(dtype)
             whole = np.trunc(exact.astype(np.float64))
-            lost = ~(
-                (whole >= float(least)) & (whole < float(most + 1))
-            )  # both are exact in a float64
+            # both limits are exact in a float64
+            lost = ~((whole >= float(least)) & (whole < float(most + 1)))
         elif to in "fc":
             if not rounds:
                 lost = (made.astype(array.dtype) != array) & ~np.isnan(array)

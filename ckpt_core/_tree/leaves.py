@@ -166,9 +166,9 @@ def describe(leaf: Any, path: Path) -> LeafSpec:
     if isinstance(leaf, np.ndarray):
         if type(leaf) not in (np.ndarray, np.memmap):
             raise _unsupported(leaf, path, "it is more than its numbers: convert to a plain array")
-        return _describe_numpy(leaf, leaf.dtype, path)
+        return _describe_numpy(leaf, path)
     if isinstance(leaf, np.generic):
-        return leaf_spec("numpy_scalar", _describe_numpy(leaf, leaf.dtype, path).dtype)
+        return leaf_spec("numpy_scalar", _describe_numpy(leaf, path).dtype)
     return _describe_python(leaf, path)
 
 
@@ -188,22 +188,18 @@ def _describe_jax(leaf: Any, path: Path) -> LeafSpec:
             raise _unsupported(leaf, path, f"PRNG implementation {impl!r} is not known")
         return LeafSpec("key", impl, tuple(leaf.shape))
     if _dtype_name(dtype) not in _DTYPES:
-        raise _unsupported(
-            leaf, path, f"its dtype {dtype} cannot be stored: convert or leave it out"
-        )
+        advice = f"its dtype {dtype} cannot be stored: convert or leave it out"
+        raise _unsupported(leaf, path, advice)
     weak = getattr(leaf, "weak_type", False) and not leaf.shape
     return leaf_spec("jax", _dtype_name(dtype), tuple(leaf.shape), "weak" if weak else "")
 
 
-def _describe_numpy(leaf: Any, dtype: np.dtype[Any], path: Path) -> LeafSpec:
+def _describe_numpy(leaf: Any, path: Path) -> LeafSpec:
     # numpy has many dtypes that cannot be stored: objects, dates, records.
-    name = _dtype_name(dtype)
+    dtype, name = leaf.dtype, _dtype_name(leaf.dtype)
     if name not in _DTYPES or dtype.itemsize != _DTYPES[name].itemsize:
-        raise _unsupported(
-            leaf,
-            path,
-            f"its dtype {dtype} cannot be stored: convert it to numbers, or leave it out",
-        )
+        advice = f"its dtype {dtype} cannot be stored: convert it to numbers, or leave it out"
+        raise _unsupported(leaf, path, advice)
     return leaf_spec("numpy", name, leaf.shape, "" if dtype.isnative else ">")
 
 
@@ -316,10 +312,7 @@ def to_host_array(leaf: Any, spec: LeafSpec) -> np.ndarray[Any, Any]:
         return leaf
     if spec.kind == "bytes":
         return np.frombuffer(leaf, np.uint8)
-    array = np.asarray(leaf, dtype_from_name(spec.dtype))
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    return as_stored(array, spec)
+    return as_stored(np.asarray(leaf, dtype_from_name(spec.dtype)), spec)
 
 
 def as_stored(array: np.ndarray[Any, Any], spec: LeafSpec) -> np.ndarray[Any, Any]:

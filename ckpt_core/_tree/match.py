@@ -63,7 +63,7 @@ def match(
     by_key: dict[Path, int] = {}
     for position, (key, (path, _)) in enumerate(zip(saved_keys, saved, strict=True)):
         if by_key.setdefault(key, position) != position:
-            if rules.rename is None and not loose:
+            if not loose:
                 raise CheckpointCorrupt(
                     f"two leaves have the path {format_path(path)!r}: the checkpoint is damaged",
                     leaf=format_path(path),
@@ -197,13 +197,8 @@ def positions_of(
     paths: Sequence[Path], specs: Sequence[LeafSpec], selected: Select | None
 ) -> Sequence[int]:
     """Indices of the selected leaves; of all if ``selected`` is None."""
-    if selected is None:
-        return range(len(paths))
-    return [
-        position
-        for position, (path, spec) in enumerate(zip(paths, specs, strict=True))
-        if selected(path, spec)
-    ]
+    every = range(len(paths))
+    return every if selected is None else [n for n in every if selected(paths[n], specs[n])]
 
 
 def renamer(rename: Mapping[str, str] | Callable[[str], str] | None) -> Callable[[str], str] | None:

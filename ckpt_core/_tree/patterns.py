@@ -15,20 +15,15 @@ Select = Callable[[Path, LeafSpec], bool]
 
 def pattern_to_regex(pattern: str) -> re.Pattern[str]:
     """A path pattern as a regex: ``*`` and ``?`` within an entry, ``**`` across entries."""
-    parts: list[str] = []
-    for part in pattern.split("/"):
-        if part == "**":
-            parts.append(r"(?:[^/]+(?:/[^/]+)*)?")
-        else:
-            parts.append(
-                "".join("[^/]*" if c == "*" else "[^/]" if c == "?" else re.escape(c) for c in part)
-            )
-    text = "/".join(parts)
+    wildcards = {"*": "[^/]*", "?": "[^/]"}
+    many = r"(?:[^/]+(?:/[^/]+)*)?"
+    parts = [
+        many if part == "**" else "".join(wildcards.get(c) or re.escape(c) for c in part)
+        for part in pattern.split("/")
+    ]
     # "a/**" also matches "a", and "**/b" also matches "b".
-    many = re.escape("") + r"(?:[^/]+(?:/[^/]+)*)?"
-    text = text.replace("/" + many, r"(?:/[^/]+)*")
-    text = text.replace(many + "/", r"(?:[^/]+/)*")
-    return re.compile(text)
+    text = "/".join(parts).replace("/" + many, r"(?:/[^/]+)*")
+    return re.compile(text.replace(many + "/", r"(?:[^/]+/)*"))
 
 
 def selector(

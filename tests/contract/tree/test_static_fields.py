@@ -367,13 +367,13 @@ def test_in_the_state_of_a_users_object_and_in_a_run(tmp_path):
 
 @pytest.mark.parametrize(
     "constants",
-    [[[0, 1]], [["x", {}]], [[99, {}]], [[1, {}]], [[0, {"a": {}}]], [[0, {"a": ["f"]}]], 3],
+    [[[0, 1]], [["x", {}]], [[99, {}]], [[1, {}]], [[0, {"a": {}}]], [[0, {"a": ["f"]}]]],
 )
 def test_impossible_constants_are_damage(constants, tmp_path):
     ckpt.save(tmp_path / "one", [1, Handwritten(1.5, 4)])
     record = read_record(tmp_path / "one")
-    assert record["items"]["state"]["constants"] == [[2, {"aux_data": 4}]]
-    record["items"]["state"]["constants"] = constants
+    assert record["items"]["state"]["statics"] == [[2, {"constants": {"aux_data": 4}}]]
+    record["items"]["state"]["statics"] = [[at, {"constants": told}] for at, told in constants]
     write_record(tmp_path / "one", record)
     with pytest.raises(ckpt.CheckpointCorrupt):
         ckpt.load(tmp_path / "one")

@@ -1,5 +1,8 @@
 """Part of the message with which each case is refused, where it is refused."""
 
+_ITEMS = ("../outside", "/etc", "a/../../outs", "..", ".", "", "a\x00b", "state/", "xxxxxxxxxxxx")
+_FILES = ("../outside/canary", "/etc/passwd", "state/../../outside/", "", "a\x00b", "..")
+
 SAYS: dict[str, str] = {
     "record-shape-huge": "impossible shape",
     "record-shape-overflow-64": "impossible shape",
@@ -50,21 +53,8 @@ SAYS: dict[str, str] = {
     "record-item-unknown-kind": "unknown kind of container 'set'",
     "record-item-double-key": "4 leaves in the structure, 5 described",
     "record-item-float-key": "impossible key",
-    "record-item-named-'../outside'": "impossible name of an item",
-    "record-item-named-'/etc'": "impossible name of an item",
-    "record-item-named-'a/../../outs'": "impossible name of an item",
-    "record-item-named-'..'": "impossible name of an item",
-    "record-item-named-'.'": "impossible name of an item",
-    "record-item-named-''": "impossible name of an item",
-    "record-item-named-'a\\x00b'": "impossible name of an item",
-    "record-item-named-'state/'": "impossible name of an item",
-    "record-item-named-'xxxxxxxxxxxx'": "impossible name of an item",
-    "record-file-'../outside/canary'-[8, 0, 0]": "impossible name of a file",
-    "record-file-'/etc/passwd'-[8, 0, 0]": "impossible name of a file",
-    "record-file-'state/../../outside/'-[8, 0, 0]": "impossible name of a file",
-    "record-file-''-[8, 0, 0]": "impossible name of a file",
-    "record-file-'a\\x00b'-[8, 0, 0]": "impossible name of a file",
-    "record-file-'..'-[8, 0, 0]": "impossible name of a file",
+    **{f"record-item-named-{name!r}": "impossible name of an item" for name in _ITEMS},
+    **{f"record-file-{name!r}-[8, 0, 0]": "impossible name of a file" for name in _FILES},
     "record-file-'state/_METADATA'-[-1, 0, 0]": "impossible size",
     "record-file-'state/_METADATA'-[nan, 0, 0]": "impossible size",
     "record-file-'state/_METADATA'-text": "too many values to unpack (expected 3)",

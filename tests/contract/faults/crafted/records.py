@@ -224,32 +224,10 @@ RECORD_CASES = [
     _item("float-key", "nodes", [["dict", "", [1.5]], 0]),
     _item("many-shardings", "shardings", [{"sharding_type": "NamedSharding"}] * 100, may_load=True),
     _item("shardings-text", "shardings", "x", may_load=True),
-    *(
-        _renamed_item(name)
-        for name in (
-            "../outside",
-            "/etc",
-            "a/../../outside",
-            "..",
-            ".",
-            "",
-            "a\0b",
-            "state/",
-            "x" * 5000,
-        )
-    ),
-    *(
-        _listed_file(name, [8, 0, 0])
-        for name in (
-            "../outside/canary",
-            "/etc/passwd",
-            "state/../../outside/canary",
-            "",
-            "a\0b",
-            "..",
-            "state",
-        )
-    ),
+    *map(_renamed_item, ("../outside", "/etc", "a/../../outside", "..", ".", "", "a\0b")),
+    *map(_renamed_item, ("state/", "x" * 5000)),
+    *(_listed_file(f"{up}outside/canary", [8, 0, 0]) for up in ("../", "state/../../")),
+    *(_listed_file(name, [8, 0, 0]) for name in ("/etc/passwd", "", "a\0b", "..", "state")),
     _listed_file("state/_METADATA", [-1, 0, 0]),
     _listed_file("state/_METADATA", [2**59, 0, 0]),
     _listed_file("state/_METADATA", [float("nan"), 0, 0]),
