@@ -304,7 +304,8 @@ class Run:
             try:
                 # until an overwrite is acknowledged, a restart finds the old value in each tier
                 if changes.persistent_first and self._persisted != identity.token:
-                    save.give_up(CheckpointError(f"it was not replaced in {self.directory.path}"))
+                    text = f"step {identity.step} was not replaced in {self.directory.path}"
+                    save.give_up(CheckpointError(text))
                     return  # the other save raises the reason
                 work()
             except BaseException:
