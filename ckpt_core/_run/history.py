@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ckpt_core._errors import CheckpointExists
 
@@ -293,12 +293,6 @@ class Changes(NamedTuple):
     # The save goes to the persistent directory, and there first, whatever the policy wants. If the step it replaces stayed there,
     # the old value would return once the local one is gone; and a step is not whole while processes replace their local parts.
     persistent_first: bool = False
-
-
-def parse_changes(value: Sequence[Any]) -> Changes:
-    """The changes, after they went through JSON."""
-    base, *rest = value
-    return Changes(None if base is None else Identity(*base), *rest)
 
 
 def last_before(changes: Changes, step: int) -> int:

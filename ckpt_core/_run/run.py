@@ -224,7 +224,7 @@ class Run:
             return self.disk.make_room(trail, request, drawn, held, begins=begins)
 
         try:
-            changes, run, lineage = self.on_first("make room for a step", make_room)
+            (base, *rest), run, lineage = self.on_first("make room for a step", make_room)
         except BaseException:
             self.forget_stale_local()
             raise
@@ -232,7 +232,7 @@ class Run:
             if local is not None:
                 local.delete(parse_run_file(run.encode(), self.directory.path))
             self.trail = replace(trail, lineage=lineage, saves=0)
-        return history.parse_changes(changes)
+        return Changes(base and Identity(*base), *rest)
 
     def on_first(self, call: str, work: Callable[[], Any]) -> Any:
         """The result of ``work``, plain JSON values, which process 0 runs; if it fails, every process raises. All must call
@@ -304,7 +304,8 @@ class Run:
             try:
                 # until an overwrite is acknowledged, a restart finds the old value in each tier
                 if changes.persistent_first and self._persisted != identity.token:
-                    save.give_up(CheckpointError(f"it was not replaced in {self.directory.path}"))
+                    text = f"step {identity.step} was not replaced in {self.directory.path}"
+                    save.give_up(CheckpointError(text))
                     return  # the other save raises the reason
                 work()
             except BaseException:

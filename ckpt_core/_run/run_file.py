@@ -83,18 +83,9 @@ class RunFile:
         lineages = [*(lineage for lineage, _ in self.earlier), self.current]
         order = _of_token(token, lineages)
         lasts = [*(last for _, last in self.earlier), step]
-        deleted = max(
-            (
-                lineages.index(one)
-                for other, one in self.deleted
-                if other == step and one in lineages
-            ),
-            default=-1,
-        )
-        by = max(
-            (_of_token(one, lineages) for other, one in self.replaced if other == step),
-            default=order,
-        )
+        gone = dict(self.deleted).get(step)
+        deleted = lineages.index(gone) if gone in lineages else -1
+        by = _of_token(dict(self.replaced).get(step, token), lineages)
         return order if order[0] > deleted and step <= lasts[order[0]] and order >= by else None
 
     def newer(self, step: int, token: str, than: str) -> bool:

@@ -243,8 +243,13 @@ class LocalTier:
             [*self._folders.unread.values()],
             [*self._folders.counts.items()],
         )
+
+        def judged(values: list[str]) -> str:
+            found = judge([LocalParts.parse(text) for text in values], self._peers.machines)
+            return found.dump(len(values), self._judged.publish)
+
         together = self._processes.round(call, self._options.timeout_secs)
-        answer = together.decide(seen.dump(), self._judge)
+        answer = together.decide(seen.dump(), judged)
         found = Judgement.parse(answer, self._processes.index, self._judged.row)
         partial, self._found = self._found.partial, found
         for step, absent in sorted(found.partial.items()):
@@ -263,12 +268,6 @@ class LocalTier:
             if seen.in_place and self._complete.get(seen.step) == seen.token
         }
         self._protected = max((s for s, whole in found.steps.items() if whole.twice), default=None)
-
-    def _judge(self, values: list[str]) -> str:
-        """On process 0: which steps are whole, from what all see."""
-        everyone = [LocalParts.parse(text) for text in values]
-        found = judge(everyone, self._peers.machines)
-        return found.dump(len(everyone), self._judged.publish)
 
     def opening(self, step: int) -> _load.Opening:
         """A function that opens this process's part of a step, and gets it before if it is lacking."""

@@ -93,9 +93,9 @@ class Peers:
         """Of this process."""
         return self.processes.index
 
-    def connect(self, process: int) -> Connection:
-        """A connection to a process; its address is asked of the coordination service once. ConnectionError if that is not
-        known, or the process has ended or serves nothing.
+    def find(self, process: int) -> tuple[str, int]:
+        """Address and port at which a process serves, asked of the coordination service once; port 0 if it serves nothing.
+        ConnectionError if it is not known, or has ended.
         """
         if process not in self._found:
             try:
@@ -104,8 +104,13 @@ class Peers:
                 raise ConnectionError(str(error)) from error
             if text is None:
                 raise ConnectionError(f"process {process} has ended")
-            self._found[process] = tuple(json.loads(text))
-        address, port = self._found[process]
+            address, port = json.loads(text)
+            self._found[process] = address, port
+        return self._found[process]
+
+    def connect(self, process: int) -> Connection:
+        """A connection to a process; ConnectionError if it serves nothing."""
+        address, port = self.find(process)
         if not port:
             raise ConnectionError(f"process {process} serves nothing")
         return Connection(address, port, self.secret, self.idle_secs)

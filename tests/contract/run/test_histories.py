@@ -104,9 +104,7 @@ ANYWHERE = {
     ),
 }  # fmt: skip
 IN_ONE_TIER = {
-    "retention takes an older step as any other": (
-        "restart keep=2; save 10 11; save 5 force; is 10a 11a"
-    ),
+    "retention takes an older step, too": "restart keep=2; save 10 11; save 5 force; is 10a 11a",
     "numbers that are gone refuse nothing": "restart keep=1; save 5-7; remove 7; save 4; is 4b",
     "a start from nothing saves numbers that were saved before": (
         "save 1-3; remove 1 2 3; restore => None; save 1 2; is 1b 2b"
@@ -154,12 +152,8 @@ IN_TWO_TIERS = {  # which steps go to the persistent directory, how many stay lo
         "save 0-4; is 0a 3a 4a; lose_the_host; is 0a 3a; restore; save 4 5; is 0a 3a 5b;"
         "restart; restore"
     )),
-    "a copy by a tool is no continuation of a local step": (2, 2, (
-        "save 1-3; copy 2 4; is 2a 3a 4a; restore; save 4; is 2a 3a 4b"
-    )),
-    "a rollback returns what stands once the save before it has ended": (2, 2, (
-        "save 0 2 7-8; save 9 waits=0; rollback 6 => [8, 9]; is 0a 2a"
-    )),
+    "a copied step": (2, 2, "save 1-3; copy 2 4; is 2a 3a 4a; restore; save 4; is 2a 3a 4b"),
+    "a rollback at once": (2, 2, "save 0 2 7-8; save 9 waits=0; rollback 6 => [8, 9]; is 0a 2a"),
     "a reader that stays open": (4, 3, (
         "save 0-6; read; is 0a 4a 5a 6a; rollback 4; read; is 0a 4a; save 5; read; save 5 overwrite;"
         "read; is 0a 4a 5c; delete 5; read; save 5-11; read; is 0a 4a 8d 9d 10d 11d"
