@@ -15,10 +15,10 @@ from ckpt_core._lazy import jax
 from ckpt_core._load import constants
 from ckpt_core._load.agreement import LoadAgreement
 from ckpt_core._load.in_place import InPlace
-from ckpt_core._load.matching import find_item, plan_item
+from ckpt_core._load.matching import item_meant, plan_item
 from ckpt_core._load.plans import ItemPlan
 from ckpt_core._load.renames import refuse_mismatches
-from ckpt_core._load.request import NOT_SAVED, Request
+from ckpt_core._load.request import NOT_PASSED, Request
 from ckpt_core._load.targets import SavedLeaf, value_of
 from ckpt_core._operation import Operation
 from ckpt_core._options import Options
@@ -100,7 +100,20 @@ _ONCE = "Restore it under one of the names; what is saved under another is loade
 
 def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> dict[str, ItemPlan]:
     """The plan of each wanted item, by its name in the result; changes no object. See ``plan_item`` for what it reads."""
-    chosen = _chosen(checkpoint, request)
+    target: Any = request.target
+    if request.item is not None:
+        target = {request.item: target}
+    elif not request.restores and (checkpoint.single or target is NOT_PASSED):
+        target = dict.fromkeys(checkpoint.items, target)
+    elif not isinstance(target, Mapping):
+        raise TypeError(
+            f"{checkpoint.path} holds the items {', '.join(checkpoint.items)}: like must be a dict of items, "
+            "or name one with item="
+        )
+    chosen: dict[str, tuple[SavedItem, Any]] = {
+        name: (checkpoint.items.get(name) or item_meant(checkpoint, name), part)
+        for name, part in target.items()
+    }
     if request.restores:
         introduce({name: target for name, (_, target) in chosen.items()})
     named = {
@@ -120,22 +133,6 @@ def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> d
     if request.only is not None:
         _check_patterns(checkpoint, plans, request)
     return named
-
-
-def _chosen(checkpoint: Checkpoint, request: Request) -> dict[str, tuple[SavedItem, Any]]:
-    """For each item to load, by its name in the result: the saved item and its target."""
-    target, targets = request.target, request.target
-    if not request.restores:
-        if request.item is not None:
-            return {request.item: (find_item(checkpoint, request.item), target)}
-        if checkpoint.single or target is NOT_SAVED:
-            return {name: (saved, target) for name, saved in checkpoint.items.items()}
-        if not isinstance(target, Mapping):
-            raise TypeError(
-                f"{checkpoint.path} holds the items {', '.join(checkpoint.items)}: like must be a dict of items, "
-                "or name one with item="
-            )
-    return {name: (find_item(checkpoint, name), part) for name, part in targets.items()}
 
 
 def _read(
@@ -246,17 +243,16 @@ def _watched(checkpoint: Checkpoint, options: Options, step: int | None) -> Gene
     reporting = options.report_secs, options.on_event
     operation = Operation("load", checkpoint.path, step, *reporting)
     operation.happened("restore_started")
-    try:
-        with operation.watched("reading"), checkpoint.held():
-            yield operation
-    except BaseException as raised:
-        error = with_path(raised, checkpoint.path)
-        operation.happened("restore_failed", operation.done_bytes, error)
-        if isinstance(error, CheckpointCorrupt) and checkpoint.was_replaced():
-            raise replaced(checkpoint.path) from error
-        if error is raised:
-            raise
-        raise error from raised
+    with operation.failing("restore_failed", "reading"):
+        try:
+            with checkpoint.held():
+                yield operation
+        except CheckpointCorrupt as raised:
+            if checkpoint.was_replaced():
+                raise replaced(checkpoint.path) from raised
+            if (error := with_path(raised, checkpoint.path)) is raised:
+                raise
+            raise error from raised
     operation.happened("restored", operation.done_bytes)
 
 
