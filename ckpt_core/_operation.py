@@ -198,7 +198,7 @@ class Operation:
         except BaseException as error:
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 _note_what_is_full(error, self.path)
-            self.happened(kind, self.done_bytes, error)
+            self.happened(kind, error=error)
             raise
 
     def _report(self, report_secs: float) -> None:

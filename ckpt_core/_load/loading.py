@@ -243,16 +243,17 @@ def _watched(checkpoint: Checkpoint, options: Options, step: int | None) -> Gene
     reporting = options.report_secs, options.on_event
     operation = Operation("load", checkpoint.path, step, *reporting)
     operation.happened("restore_started")
-    with operation.failing("restore_failed", "reading"):
-        try:
-            with checkpoint.held():
-                yield operation
-        except CheckpointCorrupt as raised:
-            if checkpoint.was_replaced():
-                raise replaced(checkpoint.path) from raised
-            if (error := with_path(raised, checkpoint.path)) is raised:
-                raise
-            raise error from raised
+    try:
+        with operation.watched("reading"), checkpoint.held():
+            yield operation
+    except BaseException as raised:
+        error = with_path(raised, checkpoint.path)
+        operation.happened("restore_failed", operation.done_bytes, error)
+        if isinstance(error, CheckpointCorrupt) and checkpoint.was_replaced():
+            raise replaced(checkpoint.path) from error
+        if error is raised:
+            raise
+        raise error from raised
     operation.happened("restored", operation.done_bytes)
 
 

@@ -76,7 +76,7 @@ def plan_item(
         refuse_other_form(checkpoint, saved, like)
     if like is ...:
         return ItemPlan(saved, constant(...))
-    adapter, copy = _adapters.adapter_for(like), None
+    adapter, copy = None if like is NOT_PASSED else _adapters.adapter_for(like), None
     if not request.restores and like is not NOT_PASSED:
         copy = copier(like, saved.name)
         if adapter is not None:
