@@ -74,11 +74,14 @@ def run(opening: Opening, request: Request, step: int | None = None) -> Loaded:
                     reading: Reading = read_leaves
                     if agreement is not None:
                         reading = agreement.planned(checkpoint, plans)
+                    if operation.listener is not None:
+                        operation.total_bytes = _bytes_of(plans)
                     if in_place is not None:
                         in_place.begin(plans)
-                    leaves = _read(
-                        checkpoint, plans, request, context, operation, reading, in_place
-                    )
+                    how = request, context, operation, reading, in_place
+                    leaves = [_read(checkpoint, plan, *how) for plan in plans]
+                    if checkpoint.shared or any(plan.item.shared for plan in plans):
+                        _share(checkpoint, plans, leaves)
                 if agreement is not None:
                     agreement.read(request.restores)
                 if in_place is not None:
@@ -135,58 +138,53 @@ def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> d
     return named
 
 
+def _bytes_of(plans: Sequence[ItemPlan]) -> int:
+    """How many bytes are stored of what is read."""
+    read = ((plan.item.specs, want.leaf) for plan in plans for want in plan.wants.values())
+    return sum(specs[leaf].stored_bytes for specs, leaf in read)
+
+
 def _read(
     checkpoint: Checkpoint,
-    plans: Sequence[ItemPlan],
+    plan: ItemPlan,
     request: Request,
     context: StoreContext,
     operation: Operation,
     reading: Reading,
     in_place: InPlace | None,
-) -> list[list[Any]]:
-    """For each plan the leaves of the result, read by ``reading``, or kept from the target. ``operation`` counts their bytes.
-    ``in_place`` sets arrays on live objects while others are still being read; None for a load.
+) -> list[Any]:
+    """The leaves of the result, read by ``reading``, or kept from the target. ``operation`` counts their bytes. ``in_place`` sets
+    arrays on live objects while others are still being read; None for a load.
     """
+    item, leaves = plan.item, list(plan.kept)
+    if not TEXT_KINDS.isdisjoint([spec.kind for spec in item.specs]):
+        _read_texts(checkpoint, plan, leaves)
+    if not plan.wants:
+        return leaves  # the database is not opened
     watch: Callable[[int], None] | None = None
-    if operation.listener is not None:
-        operation.total_bytes = sum(
-            plan.item.specs[want.leaf].stored_bytes
-            for plan in plans
-            for want in plan.wants.values()
-        )
-        # a large array takes seconds, and is counted at its end
+    if operation.listener is not None:  # a large array takes seconds, and is counted at its end
         watch = lambda more: operation.tell_progress(operation.done_bytes + more)  # noqa: E731
-    found: list[list[Any]] = []
-    for plan in plans:
-        item, leaves = plan.item, list(plan.kept)
-        found.append(leaves)
-        if not TEXT_KINDS.isdisjoint([spec.kind for spec in item.specs]):
-            _read_texts(checkpoint, plan, leaves)
-        if not plan.wants:
-            continue  # the database is not opened
-        given = checkpoint, item, [*plan.wants.values()], request.options, context, watch
-        # closed: an error of this loop that somebody keeps would keep threads, files and buffers
-        with contextlib.closing(reading(*given)) as arrays:
-            for result, (want, parts) in zip(plan.wants, arrays, strict=True):
-                if request.abandoned is not None and request.abandoned():
-                    raise CheckpointError(
-                        "the background load was stopped because the interpreter is exiting: no caller can get its result"
-                    )
-                spec = item.specs[want.leaf]
-                size_bytes = sum([part.nbytes for part in parts.values()])
-                if want.dtype is not None:  # the parts are cast already: count what was stored
-                    size_bytes = sum(map(region_size, want.regions)) * spec.numpy_dtype.itemsize
-                operation.done_bytes += size_bytes
-                if watch is not None:
-                    watch(0)
-                leaves[result] = None  # drop the old array before the new one is made
-                path, cast = item.paths[want.leaf], request.rules.cast
-                leaves[result] = value = value_of(spec, want, parts, path, cast=cast)
-                if in_place is not None:
-                    in_place.take(plan, result, value, size_bytes)
-    if checkpoint.shared or any(plan.item.shared for plan in plans):
-        _share(checkpoint, plans, found)
-    return found
+    given = checkpoint, item, [*plan.wants.values()], request.options, context, watch
+    # closed: an error of this loop that somebody keeps would keep threads, files and buffers
+    with contextlib.closing(reading(*given)) as arrays:
+        for result, (want, parts) in zip(plan.wants, arrays, strict=True):
+            if request.abandoned is not None and request.abandoned():
+                raise CheckpointError(
+                    "the background load was stopped because the interpreter is exiting: no caller can get its result"
+                )
+            spec = item.specs[want.leaf]
+            size_bytes = sum([part.nbytes for part in parts.values()])
+            if want.dtype is not None:  # the parts are cast already: count what was stored
+                size_bytes = sum(map(region_size, want.regions)) * spec.numpy_dtype.itemsize
+            operation.done_bytes += size_bytes
+            if watch is not None:
+                watch(0)
+            leaves[result] = None  # drop the old array before the new one is made
+            path, cast = item.paths[want.leaf], request.rules.cast
+            leaves[result] = value = value_of(spec, want, parts, path, cast=cast)
+            if in_place is not None:
+                in_place.take(plan, result, value, size_bytes)
+    return leaves
 
 
 def _share(checkpoint: Checkpoint, plans: Sequence[ItemPlan], leaves: list[list[Any]]) -> None:
