@@ -204,9 +204,9 @@ def register(adapter: Adapter) -> None:
 def _for_class(cls: type) -> Any:
     if issubclass(cls, _LEAVES):
         return None
-    own = {name: adapter for name, adapter in _registered.items() if adapter.accepts(cls)}
-    if own:
-        return _only(own, cls, "registered")
+    accepting = {name: adapter for name, adapter in _registered.items() if adapter.accepts(cls)}
+    if accepting:
+        return _only(accepting, cls, "registered")
     for base in cls.__mro__:
         entries = _installed().get(base.__module__.partition(".")[0], ())
         found: dict[str, Any] = {}
@@ -351,8 +351,8 @@ def expander(
         if live is not None:
             live.append((obj, shares or not isinstance(state, (Mapping, list, tuple))))
         get_constants = getattr(adapter, "get_constants", None)
-        if get_constants and (told := get_constants(used)):
-            state = WithConstants(state, told)
+        if get_constants and (constants := get_constants(used)):
+            state = WithConstants(state, constants)
         return state, finish
 
     return expand

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import sys
@@ -16,7 +17,7 @@ from ckpt_core._errors import ANSWERS, at_the_call
 from ckpt_core._load.loading import Opening, run
 from ckpt_core._load.matching import detached
 from ckpt_core._load.plans import report_of
-from ckpt_core._load.request import NO_STATE, NOT_SAVED, How, Only, Rename, Request, Rules
+from ckpt_core._load.request import NOT_PASSED, How, Only, Rename, Request, Rules
 from ckpt_core._load.request import collect_targets as collect_targets
 from ckpt_core._load.request import make_request as make_request
 from ckpt_core._load.request import request_from as request_from
@@ -27,8 +28,7 @@ from ckpt_core._saved import open_checkpoint
 
 Like = TypeVar("Like")
 Key = TypeVar("Key")
-
-
+_Result = TypeVar("_Result")
 _Path = str | os.PathLike[str]
 
 
@@ -152,8 +152,7 @@ def load_async(path: str | os.PathLike[str], like: Any = None, /, **arguments: A
         >>> ckpt.load_async("/tmp/ckpt-docs/one").result()["w"].shape
         (3,)
     """
-    where = resolve(path)[0]
-    item = arguments.pop("item", None)
+    where, item = resolve(path)[0], arguments.pop("item", None)
     # the caller may change its tree and live objects after this call returns
     wanted = detached(like)
     request = request_from("load_async", wanted, arguments)
@@ -161,21 +160,10 @@ def load_async(path: str | os.PathLike[str], like: Any = None, /, **arguments: A
     if not request.as_numpy:  # here: background threads would begin rounds in any order
         together = this_run().round("load", options.timeout_secs)
     request = replace(request, together=together, options=options, abandoned=nobody_is_left)
-    pending = PendingLoad(
-        where,
-        _as_here(
-            lambda: load_checkpoint(
-                lambda: open_checkpoint(where, request.options), wanted, item, request
-            )
-        ),
-        "ckpt-load",
-    )
-    try:
-        pending.start()
-    except BaseException as error:
-        if together is not None and pending.abandon():  # it never ran, and the others wait
-            together.refuse(error)
-        raise
+    opening = functools.partial(open_checkpoint, where, options)
+    work = functools.partial(load_checkpoint, opening, wanted, item, request)
+    pending = PendingLoad(where, _as_here(work), "ckpt-load")
+    pending.start()
     return pending
 
 
@@ -185,15 +173,15 @@ def load_checkpoint(
     """``load`` for a checkpoint that ``opening`` opens; also called by the Checkpointer."""
     if not (item is None or isinstance(item, str)):
         raise TypeError(f"item= is the name of an item, got {item!r}")
-    target = NOT_SAVED if like is None else like
-    loaded = run(opening, replace(request, target=target, item=item), step)
+    request = replace(request, target=NOT_PASSED if like is None else like, item=item)
+    loaded = run(opening, request, step)
     single = item is not None or loaded.checkpoint.single
     return next(iter(loaded.values.values())) if single else loaded.values
 
 
 def restore(
     path: str | os.PathLike[str],
-    state: Any = NO_STATE,
+    state: Any = NOT_PASSED,
     /,
     *,
     items: Mapping[str, Any] | None = None,
@@ -252,18 +240,10 @@ def restore(
         raise at_the_call(error)  # noqa: B904
 
 
-@overload
-def restore_checkpoint(
-    opening: Opening, targets: Mapping[str, Any], request: Request, step: int
-) -> RestoredStep: ...
-@overload
-def restore_checkpoint(
-    opening: Opening, targets: Mapping[str, Any], request: Request, step: None = None
-) -> Restored: ...
 def restore_checkpoint(
     opening: Opening, targets: Mapping[str, Any], request: Request, step: int | None = None
-) -> Restored:
-    """``restore`` for a checkpoint that ``opening`` opens; also called by the Checkpointer."""
+) -> Any:
+    """``restore`` for a checkpoint that ``opening`` opens; a ``RestoredStep`` with a ``step``, for the Checkpointer."""
     if not targets:
         raise TypeError(
             "restore needs at least one target, such as model=model; to get what was saved without one, use load"
@@ -281,9 +261,6 @@ def restore_checkpoint(
     )
 
 
-_Result = TypeVar("_Result")
-
-
 def _as_here(work: Callable[[], _Result]) -> Callable[[], _Result]:
     """``work`` that runs on any thread with this thread's present settings of jax: 64-bit types, default device and mesh. A
     caller inside of ``with jax.enable_x64(True)`` means them for what is loaded, wherever it is read.
@@ -292,6 +269,9 @@ def _as_here(work: Callable[[], _Result]) -> Callable[[], _Result]:
     if jax is None:  # nobody can have set anything
         return work
     wide, device = jax.config.jax_enable_x64, jax.config.jax_default_device
+    enable_x64 = getattr(jax, "enable_x64", None)  # None: jax before 0.8.2
+    if enable_x64 is None:
+        enable_x64 = importlib.import_module("jax.experimental").enable_x64
     try:
         mesh = jax.sharding.get_mesh()
     except ValueError:  # while a function is traced, where no mesh can be set
@@ -299,17 +279,10 @@ def _as_here(work: Callable[[], _Result]) -> Callable[[], _Result]:
 
     def run() -> _Result:
         with contextlib.ExitStack() as around:
-            around.enter_context(_wide(jax)(wide))
+            around.enter_context(enable_x64(wide))
             around.enter_context(jax.default_device(device))
             if mesh is not None and not mesh.empty:
                 around.enter_context(jax.set_mesh(mesh))
             return work()
 
     return run
-
-
-def _wide(jax: Any) -> Any:
-    found = getattr(jax, "enable_x64", None)
-    if found is None:  # jax before 0.8.2
-        found = importlib.import_module("jax.experimental").enable_x64
-    return found

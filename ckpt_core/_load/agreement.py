@@ -37,7 +37,6 @@ class LoadAgreement:
         self._options = options
         self._alike = step is not None  # all load this checkpoint, even if no array lies on several
         self._identity = ""
-        self._sets = False  # whether any process sets live objects; known after the first agreement
         self._waits = False  # whether the others wait for this process once more
 
     def __enter__(self) -> None:
@@ -58,7 +57,7 @@ class LoadAgreement:
         """Waits, if need be, until all processes have planned; returns the function that reads leaves."""
         self._identity = self._identity_of(checkpoint, plans)
         if self._plans_first:
-            self._sets = self._agree(self._identity, _judged) == _SETS
+            self._agree(self._identity, _judged)
         if not self._options.broadcast:
             return read_leaves
         process = self._round.processes.index
@@ -66,8 +65,7 @@ class LoadAgreement:
 
     def read(self, sets_objects: bool) -> None:
         """Waits until all processes have read; if any then ``sets_objects``, the rest of the block is waited for, too."""
-        self._sets = self._agree(self._identity, _judged) == _SETS
-        self._waits = self._sets and sets_objects
+        self._waits = self._agree(self._identity, _judged) == _SETS and sets_objects
 
     def _agree(self, text: str, judge: Callable[[list[str]], str]) -> str:
         """Waits until all processes are here; returns what ``judge`` makes of their texts on process 0."""
@@ -81,8 +79,7 @@ class LoadAgreement:
         rounds in which leaves are sent; of what lies on one process alone only that it is loaded.
         """
         in_rounds = self._options.max_host_bytes if self._options.broadcast else 0
-        everything, beyond = (hashlib.sha256(str(in_rounds).encode()) for _ in range(2))
-        on = set[int]()
+        beyond, on = hashlib.sha256(str(in_rounds).encode()), set[int]()
         known: dict[Any, tuple[str, set[int]]] = {}  # a sharding may have 100,000 devices
         for plan in plans:
             for want in plan.wants.values():
@@ -98,14 +95,13 @@ class LoadAgreement:
                         text = where_text(sharding, True, spec.shape, own=False)
                         known[key] = text, holders
                 where, holders = known[key]
-                leaf = plan.item.name, want.leaf, spec.dtype
-                everything.update(repr((*leaf, where)).encode(errors="surrogatepass"))
                 if holders - {self._round.processes.index}:
                     on |= holders
                 elif not in_rounds:
                     continue
                 shown = "" if in_rounds and len(holders) < 2 else where
-                beyond.update(repr((*leaf, shown)).encode(errors="surrogatepass"))
+                leaf = plan.item.name, want.leaf, spec.dtype, shown
+                beyond.update(repr(leaf).encode(errors="surrogatepass"))
         sent = checkpoint.attempt if self._alike or on else ""
         if in_rounds:
             on.update(range(self._round.processes.count))
@@ -113,7 +109,6 @@ class LoadAgreement:
             Identity(
                 checkpoint.path,
                 sent,
-                everything.hexdigest(),
                 beyond.hexdigest(),
                 runs_of(sorted(on)),
                 any(plan.live for plan in plans),
@@ -127,8 +122,7 @@ class Identity(NamedTuple):
 
     path: str  # for messages
     attempt: str  # token of the save that wrote the checkpoint; empty if each may load another one
-    everything: str  # digest of all leaves that have a sharding, with their dtypes and shardings
-    beyond: str  # the same of those that lie on other processes, too, or on others alone
+    beyond: str  # digest of the leaves that lie on other processes, too, or on others alone, with dtypes and shardings
     on: Sequence[Sequence[int]]  # processes that hold these, as runs, so that messages stay short
     sets: bool  # live objects
     found: str  # token of the save, never left out
@@ -158,12 +152,11 @@ def _judged(texts: list[str]) -> str:
     runs = {(first, last) for one in all_of for first, last in one.on}
     named = {index for first, last in runs for index in range(first, last + 1)}
     sharing = [(index, one) for index, one in enumerate(all_of) if one.on or index in named]
-    if len({one.beyond for _, one in sharing}) > 1:
+    for index, one in sharing[1:]:
         first, other = sharing[0]
-        for index, one in sharing:
-            if one.everything != other.everything:
-                raise NotTogether(
-                    f"{one.path}: process {index} loads other leaves, or into other dtypes or onto other shardings, than "
-                    f"process {first}: all processes must load the same"
-                )
+        if one.beyond != other.beyond:
+            raise NotTogether(
+                f"{one.path}: process {index} loads other leaves, or into other dtypes or onto other shardings, than "
+                f"process {first}: all processes must load the same"
+            )
     return _SETS if any(one.sets for one in all_of) else ""

@@ -7,6 +7,7 @@ complete in memory together. All other objects are set at the end.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckpt_core._errors import SET, CheckpointError, drop_locals, mark_of_target
@@ -17,6 +18,7 @@ from ckpt_core._options import MIB
 _BATCH_BYTES = 128 * MIB
 
 
+@dataclass(eq=False)
 class InPlace:
     """Sets the live objects of one restore. An array that is set while others are still being read frees the old array that it
     replaces. Memory therefore holds one state plus one batch of the other, at most ``limit_bytes`` and 128 MiB. The price: if
@@ -24,16 +26,17 @@ class InPlace:
     to train on the mix. Objects that were set as a whole stay, and the error names them.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = min(limit_bytes, _BATCH_BYTES)
-        # arrays that were read but not set: by name of the item its plan, and by position the arrays
-        self._waiting: dict[str, tuple[ItemPlan, dict[int, Any]]] = {}
-        self._waiting_bytes = 0
-        self._new: list[Any] = []  # arrays that were set in parts: deleted if the restore fails
-        self._begun: dict[str, ItemPlan] = {}  # items whose object was set in part, by name
-        self._early: dict[str, Any] = {}  # values of the items that begin() has set
-        self._setting = False  # an object is being set
-        self._set: list[str] = []  # names of the items whose object was set as a whole
+    limit_bytes: int
+    # arrays that were read but not set: by name of the item its plan, and by position the arrays
+    _waiting: dict[str, tuple[ItemPlan, dict[int, Any]]] = field(
+        default_factory=dict[str, tuple[ItemPlan, dict[int, Any]]]
+    )
+    _waiting_bytes: int = 0
+    _new: list[Any] = field(default_factory=list[Any])  # set in parts: deleted if the restore fails
+    _begun: dict[str, ItemPlan] = field(default_factory=dict[str, ItemPlan])  # set in part, by name
+    _early: dict[str, Any] = field(default_factory=dict[str, Any])  # values of what begin() has set
+    _setting: bool = False  # an object is being set
+    _set: list[str] = field(default_factory=list[str])  # names of the items set as a whole
 
     def begin(self, plans: Sequence[ItemPlan]) -> None:
         """Sets the data pipelines, before arrays are read."""
@@ -52,7 +55,7 @@ class InPlace:
             self._waiting[plan.item.name] = plan, {}
         self._waiting[plan.item.name][1][result] = value
         self._waiting_bytes += size_bytes
-        if self._waiting_bytes >= self._limit_bytes:
+        if self._waiting_bytes >= min(self.limit_bytes, _BATCH_BYTES):
             for one, values in self._waiting.values():
                 self._set_waiting(one, values)
             self._waiting, self._waiting_bytes = {}, 0

@@ -15,10 +15,10 @@ from ckpt_core._lazy import jax
 from ckpt_core._load import constants
 from ckpt_core._load.agreement import LoadAgreement
 from ckpt_core._load.in_place import InPlace
-from ckpt_core._load.matching import find_item, plan_item
+from ckpt_core._load.matching import item_meant, plan_item
 from ckpt_core._load.plans import ItemPlan
 from ckpt_core._load.renames import refuse_mismatches
-from ckpt_core._load.request import NOT_SAVED, Request
+from ckpt_core._load.request import NOT_PASSED, Request
 from ckpt_core._load.targets import SavedLeaf, value_of
 from ckpt_core._operation import Operation
 from ckpt_core._options import Options
@@ -74,11 +74,14 @@ def run(opening: Opening, request: Request, step: int | None = None) -> Loaded:
                     reading: Reading = read_leaves
                     if agreement is not None:
                         reading = agreement.planned(checkpoint, plans)
+                    if operation.listener is not None:
+                        operation.total_bytes = _bytes_of(plans)
                     if in_place is not None:
                         in_place.begin(plans)
-                    leaves = _read(
-                        checkpoint, plans, request, context, operation, reading, in_place
-                    )
+                    how = request, context, operation, reading, in_place
+                    leaves = [_read(checkpoint, plan, *how) for plan in plans]
+                    if checkpoint.shared or any(plan.item.shared for plan in plans):
+                        _share(checkpoint, plans, leaves)
                 if agreement is not None:
                     agreement.read(request.restores)
                 if in_place is not None:
@@ -100,7 +103,20 @@ _ONCE = "Restore it under one of the names; what is saved under another is loade
 
 def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> dict[str, ItemPlan]:
     """The plan of each wanted item, by its name in the result; changes no object. See ``plan_item`` for what it reads."""
-    chosen = _chosen(checkpoint, request)
+    target: Any = request.target
+    if request.item is not None:
+        target = {request.item: target}
+    elif not request.restores and (checkpoint.single or target is NOT_PASSED):
+        target = dict.fromkeys(checkpoint.items, target)
+    elif not isinstance(target, Mapping):
+        raise TypeError(
+            f"{checkpoint.path} holds the items {', '.join(checkpoint.items)}: like must be a dict of items, "
+            "or name one with item="
+        )
+    chosen: dict[str, tuple[SavedItem, Any]] = {
+        name: (checkpoint.items.get(name) or item_meant(checkpoint, name), part)
+        for name, part in target.items()
+    }
     if request.restores:
         introduce({name: target for name, (_, target) in chosen.items()})
     named = {
@@ -122,74 +138,53 @@ def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> d
     return named
 
 
-def _chosen(checkpoint: Checkpoint, request: Request) -> dict[str, tuple[SavedItem, Any]]:
-    """For each item to load, by its name in the result: the saved item and its target."""
-    target, targets = request.target, request.target
-    if not request.restores:
-        if request.item is not None:
-            return {request.item: (find_item(checkpoint, request.item), target)}
-        if checkpoint.single or target is NOT_SAVED:
-            return {name: (saved, target) for name, saved in checkpoint.items.items()}
-        if not isinstance(target, Mapping):
-            raise TypeError(
-                f"{checkpoint.path} holds the items {', '.join(checkpoint.items)}: like must be a dict of items, "
-                "or name one with item="
-            )
-    return {name: (find_item(checkpoint, name), part) for name, part in targets.items()}
+def _bytes_of(plans: Sequence[ItemPlan]) -> int:
+    """How many bytes are stored of what is read."""
+    read = ((plan.item.specs, want.leaf) for plan in plans for want in plan.wants.values())
+    return sum(specs[leaf].stored_bytes for specs, leaf in read)
 
 
 def _read(
     checkpoint: Checkpoint,
-    plans: Sequence[ItemPlan],
+    plan: ItemPlan,
     request: Request,
     context: StoreContext,
     operation: Operation,
     reading: Reading,
     in_place: InPlace | None,
-) -> list[list[Any]]:
-    """For each plan the leaves of the result, read by ``reading``, or kept from the target. ``operation`` counts their bytes.
-    ``in_place`` sets arrays on live objects while others are still being read; None for a load.
+) -> list[Any]:
+    """The leaves of the result, read by ``reading``, or kept from the target. ``operation`` counts their bytes. ``in_place`` sets
+    arrays on live objects while others are still being read; None for a load.
     """
+    item, leaves = plan.item, list(plan.kept)
+    if not TEXT_KINDS.isdisjoint([spec.kind for spec in item.specs]):
+        _read_texts(checkpoint, plan, leaves)
+    if not plan.wants:
+        return leaves  # the database is not opened
     watch: Callable[[int], None] | None = None
-    if operation.listener is not None:
-        operation.total_bytes = sum(
-            plan.item.specs[want.leaf].stored_bytes
-            for plan in plans
-            for want in plan.wants.values()
-        )
-        # a large array takes seconds, and is counted at its end
+    if operation.listener is not None:  # a large array takes seconds, and is counted at its end
         watch = lambda more: operation.tell_progress(operation.done_bytes + more)  # noqa: E731
-    found: list[list[Any]] = []
-    for plan in plans:
-        item, leaves = plan.item, list(plan.kept)
-        found.append(leaves)
-        if not TEXT_KINDS.isdisjoint([spec.kind for spec in item.specs]):
-            _read_texts(checkpoint, plan, leaves)
-        if not plan.wants:
-            continue  # the database is not opened
-        given = checkpoint, item, [*plan.wants.values()], request.options, context, watch
-        # closed: an error of this loop that somebody keeps would keep threads, files and buffers
-        with contextlib.closing(reading(*given)) as arrays:
-            for result, (want, parts) in zip(plan.wants, arrays, strict=True):
-                if request.abandoned is not None and request.abandoned():
-                    raise CheckpointError(
-                        "the background load was stopped because the interpreter is exiting: no caller can get its result"
-                    )
-                spec = item.specs[want.leaf]
-                size_bytes = sum([part.nbytes for part in parts.values()])
-                if want.dtype is not None:  # the parts are cast already: count what was stored
-                    size_bytes = sum(map(region_size, want.regions)) * spec.numpy_dtype.itemsize
-                operation.done_bytes += size_bytes
-                if watch is not None:
-                    watch(0)
-                leaves[result] = None  # drop the old array before the new one is made
-                path, cast = item.paths[want.leaf], request.rules.cast
-                leaves[result] = value = value_of(spec, want, parts, path, cast=cast)
-                if in_place is not None:
-                    in_place.take(plan, result, value, size_bytes)
-    if checkpoint.shared or any(plan.item.shared for plan in plans):
-        _share(checkpoint, plans, found)
-    return found
+    given = checkpoint, item, [*plan.wants.values()], request.options, context, watch
+    # closed: an error of this loop that somebody keeps would keep threads, files and buffers
+    with contextlib.closing(reading(*given)) as arrays:
+        for result, (want, parts) in zip(plan.wants, arrays, strict=True):
+            if request.abandoned is not None and request.abandoned():
+                raise CheckpointError(
+                    "the background load was stopped because the interpreter is exiting: no caller can get its result"
+                )
+            spec = item.specs[want.leaf]
+            size_bytes = sum([part.nbytes for part in parts.values()])
+            if want.dtype is not None:  # the parts are cast already: count what was stored
+                size_bytes = sum(map(region_size, want.regions)) * spec.numpy_dtype.itemsize
+            operation.done_bytes += size_bytes
+            if watch is not None:
+                watch(0)
+            leaves[result] = None  # drop the old array before the new one is made
+            path, cast = item.paths[want.leaf], request.rules.cast
+            leaves[result] = value = value_of(spec, want, parts, path, cast=cast)
+            if in_place is not None:
+                in_place.take(plan, result, value, size_bytes)
+    return leaves
 
 
 def _share(checkpoint: Checkpoint, plans: Sequence[ItemPlan], leaves: list[list[Any]]) -> None:

@@ -17,7 +17,7 @@ from ckpt_core._load.derived import under_rules
 from ckpt_core._load.non_tree import as_json, plan_non_tree, refuse_other_form, wants_plain_values
 from ckpt_core._load.plans import ItemPlan, Make, constant, pruned, renamed_dicts
 from ckpt_core._load.renames import renamed_names, under_wanted_paths
-from ckpt_core._load.request import NOT_SAVED, Request
+from ckpt_core._load.request import NOT_PASSED, Request
 from ckpt_core._load.targets import (
     PYTHON_NUMBERS,
     SavedLeaf,
@@ -39,39 +39,34 @@ from ckpt_core._words import some
 from ckpt_core.arguments import nearest, with_article
 
 
-def find_item(checkpoint: Checkpoint, name: str) -> SavedItem:
-    """The item of this name; CheckpointNotFound lists those that exist. One state that was saved alone is found as ``state``
-    and, as Orbax's managers call it, ``default``, whatever its directory is called.
+def item_meant(checkpoint: Checkpoint, name: str) -> SavedItem:
+    """The item that is meant by a name that none has; CheckpointNotFound lists those that exist. One state that was saved alone
+    is found as ``state`` and, as Orbax's managers call it, ``default``, whatever its directory is called.
     """
-    if name not in checkpoint.items:
-        only = next(iter(checkpoint.items.values()))
-        if checkpoint.single and len(checkpoint.items) == 1 and name in ("state", "default"):
-            return only
-        if isinstance(only, ExtentItem):
-            return replace(only, name=name)  # such files have no items
-        known = ", ".join(checkpoint.items) or "none"
-        by_name = ", ".join(f"{key}=..." for key in checkpoint.items if key.isidentifier())
-        close = nearest(name, checkpoint.items)
-        if checkpoint.single:
-            hint = ": it was saved as one state, pass one target without a name"
-        elif name == "state" and by_name:
-            hint = f": pass each target by its name ({by_name})"
-        elif close:
-            hint = f": did you mean {close!r}?"
-        else:
-            named = f" ({by_name})" if by_name else ""
-            hint = (
-                f": restore what is there by its name{named}, or use another directory, if this one belongs to another "
-                "program"
-            )
-        raise CheckpointNotFound(f"{checkpoint.path} has no item {name!r}; it has: {known}{hint}")
-    return checkpoint.items[name]
+    only = next(iter(checkpoint.items.values()))
+    if checkpoint.single and len(checkpoint.items) == 1 and name in ("state", "default"):
+        return only
+    if isinstance(only, ExtentItem):
+        return replace(only, name=name)  # such files have no items
+    known = ", ".join(checkpoint.items) or "none"
+    by_name = ", ".join(f"{key}=..." for key in checkpoint.items if key.isidentifier())
+    close = nearest(name, checkpoint.items)
+    if checkpoint.single:
+        hint = "it was saved as one state, pass one target without a name"
+    elif name == "state" and by_name:
+        hint = f"pass each target by its name ({by_name})"
+    elif close:
+        hint = f"did you mean {close!r}?"
+    else:
+        named = f" ({by_name})" if by_name else ""
+        hint = f"restore what is there by its name{named}, or use another directory, if this one belongs to another program"
+    raise CheckpointNotFound(f"{checkpoint.path} has no item {name!r}; it has: {known}: {hint}")
 
 
 def plan_item(
     checkpoint: Checkpoint, saved: SavedItem, like: Any, request: Request, context: StoreContext
 ) -> ItemPlan:
-    """The plan of an item, matched against its target: ``NOT_SAVED`` if the caller passed none. Reads no array data of a
+    """The plan of an item, matched against its target: ``NOT_PASSED`` if the caller passed none. Reads no array data of a
     pytree; an item that is no pytree, like ``Files``, is read and verified here. Raises StructureMismatch for a target of
     another form; differences between leaves are in ``ItemPlan.match``.
     """
@@ -81,8 +76,8 @@ def plan_item(
         refuse_other_form(checkpoint, saved, like)
     if like is ...:
         return ItemPlan(saved, constant(...))
-    adapter, copy = None if like is NOT_SAVED else _adapters.adapter_for(like), None
-    if not request.restores and like is not NOT_SAVED:
+    adapter, copy = None if like is NOT_PASSED else _adapters.adapter_for(like), None
+    if not request.restores and like is not NOT_PASSED:
         copy = copier(like, saved.name)
         if adapter is not None:
             like, copy = copy(like), None
@@ -97,7 +92,7 @@ def plan_item(
         return plan_non_tree(checkpoint, saved, adapter, like, context)
     # arrays of an Orbax item are opened to learn the spec of every leaf
     item = with_specs(checkpoint, saved, context) if isinstance(saved, OrbaxItem) else saved
-    if like is NOT_SAVED:
+    if like is NOT_PASSED:
         return _plan_as_saved(item, request)
     if getattr(adapter, "per_process", False):
         kind = type(like).__name__
@@ -110,9 +105,8 @@ def plan_item(
             )
         return _plan_object(item, adapter, like, request)
     live: list[tuple[Any, bool]] = []
-    dicts = dict[Path, tuple[Node, int]]()
     expand = _adapters.expander(
-        lambda path: constants.unread(item, dicts, path, request), stand_in=copy, live=live
+        lambda path: constants.unread(item, path, request), stand_in=copy, live=live
     )
     wanted = TargetTree.of(like, flatten(like, expand=expand, keep=True), live)
     return _plan_strict(item, wanted, request, checkpoint.path)
@@ -171,7 +165,7 @@ def _matched(item: SavedItem, wanted: TargetTree, request: Request) -> Match:
         cover, rename = covers(places), rules.rename
         loaded = _less(selected, lambda path: cover(path) or cover(renamed_path(path, rename)))
     found = match(
-        item.leaves,
+        list(zip(item.paths, item.specs, strict=True)),
         list(zip(flat.paths, wanted.specs, strict=True)),
         rules,
         selected=loaded,
@@ -182,7 +176,8 @@ def _matched(item: SavedItem, wanted: TargetTree, request: Request) -> Match:
     before, now = code_and_constants(item.root), code_and_constants(flat.root)
     if before != now or (now and rules.rename is not None):
         constants.compare(found, item, flat, rules, everything)
-    _refuse_abstract_kept(found, wanted, item, everything, selected)
+    if None in found.source:
+        _refuse_abstract_kept(found, wanted, item, everything, selected)
     if wanted.live and selected is not None and not found.mismatches:
         _warn_of_abstract_rest(found, wanted, item)
     return found

@@ -39,7 +39,9 @@ def under_wanted_paths(
         rules = _then(rules, _names_of_orbax(item, wanted.like, rules.rename))
     if align := getattr(_adapters.adapter_for(wanted.like), "align", None):
         now = rules.rename or (lambda path: path)
-        saved = {now(format_path(path)): spec for path, spec in item.leaves}
+        saved = {
+            now(format_path(path)): spec for path, spec in zip(item.paths, item.specs, strict=True)
+        }
         moved, left_alone = align(wanted.like, saved, ordered=not isinstance(item, OrbaxItem))
         rules = _then(rules, moved)
     return item, rules, left_alone
@@ -184,12 +186,9 @@ def _without_common_end(old: str, new: str) -> tuple[str, str]:
 
 def _adapter_of_renames(live: Sequence[tuple[Any, bool]]) -> Any:
     """The adapter of these live objects, if they share one that has ``renamed``; else None."""
-    adapters: dict[int, Any] = {}
-    for obj, _ in live:
-        adapter: Any = _adapters.adapter_for(obj)
-        adapters[id(adapter)] = adapter
-    adapter = next(iter(adapters.values()), None)
-    return adapter if len(adapters) == 1 and hasattr(adapter, "renamed") else None
+    adapters = {id(one): one for one in (_adapters.adapter_for(obj) for obj, _ in live)}
+    adapter = next(iter(adapters.values())) if len(adapters) == 1 else None
+    return adapter if hasattr(adapter, "renamed") else None
 
 
 def renamed_names(

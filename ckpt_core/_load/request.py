@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import numpy as np
@@ -47,16 +47,14 @@ class How(TypedDict, total=False):
     options: Options | None
 
 
-class _NoState:
-    """Default of the argument ``state``, since None is a valid state; ``help`` shows its repr."""
+class _NotPassed:
+    """Stands for a target that the caller did not pass, since None is a valid one; ``help`` shows its repr."""
 
     def __repr__(self) -> str:
         return "(not passed)"
 
 
-NO_STATE = _NoState()
-NOT_SAVED = object()
-"""Stands for a target that the caller did not pass, since None is a valid target."""
+NOT_PASSED = _NotPassed()
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class Request:
     rules: MatchRules
     only: Only  # not resolved yet: that is done for each item
     options: Options
-    target: Any = NOT_SAVED  # of a load ``like``; of a restore the targets by item name
+    target: Any = NOT_PASSED  # of a load ``like``; of a restore the targets by item name
     item: str | None = None  # of a load, the only item that is wanted
     restores: bool = False  # sets live objects in place; a load sets copies of them
     sharding: Any = None
@@ -88,18 +86,20 @@ def make_request(
     sharding: Any = None,
     as_numpy: bool = False,
     rules: Rules = None,
-    like: Any = NOT_SAVED,
+    like: Any = NOT_PASSED,
     static: str = "error",
 ) -> Request:
     """The request of a load or restore, from the caller's arguments; ``like`` is that of a load. Raises ValueError if
     ``missing``, ``unexpected`` or ``static`` is no known word, and TypeError for arguments that are wrong or cannot be combined.
     """
-    if missing not in ("error", "keep"):
-        raise ValueError(f"missing must be 'error' or 'keep', got {missing!r}")
-    if unexpected not in ("error", "ignore"):
-        raise ValueError(f"unexpected must be 'error' or 'ignore', got {unexpected!r}")
-    if static not in ("error", "target"):
-        raise ValueError(f"static must be 'error' or 'target', got {static!r}")
+    words = (
+        (missing, "missing", "keep"),
+        (unexpected, "unexpected", "ignore"),
+        (static, "static", "target"),
+    )
+    for given, name, other in words:
+        if given not in ("error", other):
+            raise ValueError(f"{name} must be 'error' or {other!r}, got {given!r}")
     if not (rename is None or callable(rename) or isinstance(rename, Mapping)):
         raise TypeError(
             f"rename= is a dict of saved paths and wanted ones, or a function of a path, got {an(rename)}"
@@ -114,9 +114,21 @@ def make_request(
         raise TypeError(
             f"cast= beside a target is True or False, got {cast!r}: the dtypes are those of the target"
         )
-    asks = cast is not False or (missing, unexpected) != ("error", "error")
+    if rules is not None and rename is not None:
+        raise TypeError("rules= cannot be combined with rename=: a rule renames, too")
+    if rules is not None and like is None:
+        raise TypeError(
+            "rules= needs a target: pass like, whose paths and shapes they are made for"
+        )
+    if like is None and static != "error":
+        raise TypeError("static= is for a target: pass like, which keeps static values of its own")
+    if as_numpy and (like is not None or sharding is not None):
+        raise TypeError(
+            "as_numpy=True cannot be combined with like or sharding=: both say where arrays go"
+        )
     rename_path = None if rename is None else renamer(rename)
-    request = Request(
+    asks = cast is not False or (missing, unexpected) != ("error", "error")
+    return Request(
         MatchRules(
             rename_path, bool(cast) and like is not None, missing, unexpected, static=static
         ),
@@ -126,22 +138,8 @@ def make_request(
         as_numpy=as_numpy,
         dtype=_dtype_of_all(cast, missing, unexpected) if like is None and asks else "",
         renames=None if rename is None or callable(rename) else dict(rename),
+        name_rules=None if rules is None else rules_from(rules),
     )
-    if rules is not None:
-        if rename is not None:
-            raise TypeError("rules= cannot be combined with rename=: a rule renames, too")
-        request = replace(request, name_rules=rules_from(rules))
-        if like is None:
-            raise TypeError(
-                "rules= needs a target: pass like, whose paths and shapes they are made for"
-            )
-    if like is None and static != "error":
-        raise TypeError("static= is for a target: pass like, which keeps static values of its own")
-    if as_numpy and (like is not None or sharding is not None):
-        raise TypeError(
-            "as_numpy=True cannot be combined with like or sharding=: both say where arrays go"
-        )
-    return request
 
 
 def _dtype_of_all(cast: Any, missing: str, unexpected: str) -> str:
@@ -162,7 +160,7 @@ def _dtype_of_all(cast: Any, missing: str, unexpected: str) -> str:
 def collect_targets(
     state: Any, items: Mapping[str, Any] | None, named: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The targets of a restore, by item name; ``state`` is ``NO_STATE`` if the caller passed none. Raises TypeError for both a
+    """The targets of a restore, by item name; ``state`` is ``NOT_PASSED`` if the caller passed none. Raises TypeError for both a
     state and named items, a name passed twice, or the name ``metrics``, which no item can have.
     """
     if not (items is None or isinstance(items, Mapping)):
@@ -180,7 +178,7 @@ def collect_targets(
             refuse_args(name, target, "restore(..., state) or restore(..., model=model)")
     refuse_arguments(named, RESTORE_ARGUMENTS, 0.85)
     chosen = {**(items or {}), **named}
-    if state is NO_STATE:
+    if state is NOT_PASSED:
         return chosen
     if chosen:
         raise TypeError(

@@ -103,13 +103,13 @@ def read_and_send(
         (steps, *_pieces(item, steps, turns))
         for steps in _rounds(_steps(item, wants, layouts, limit_bytes), limit_bytes)
     ]
-    own: list[Want] = []
+    here: list[Want] = []  # what this process reads
     for steps, shared, alone in rounds:
         for piece in itertools.chain.from_iterable(shared.values()):
             if piece.reader == process:
                 alone[piece.step].append(piece.part)
-        own += [Want(step.want.leaf, parts) for step, parts in zip(steps, alone, strict=True)]
-    with contextlib.closing(read_leaves(checkpoint, item, own, options, context, watch)) as source:
+        here += [Want(step.want.leaf, parts) for step, parts in zip(steps, alone, strict=True)]
+    with contextlib.closing(read_leaves(checkpoint, item, here, options, context, watch)) as source:
         parts: dict[Region, Array] = {}
         for steps, shared, _ in rounds:
             read = [next(source)[1] for _ in steps]

@@ -17,7 +17,7 @@ _ROWS_BYTES = 32 * MIB
 
 
 class DerivedReader:
-    """Reads an item of rules; closes ``reader``, which reads tensors: regions of one that is only renamed, else rows of whole ones."""
+    """Reads an item of rules by ``reader``, which reads tensors: regions of one that is only renamed, else rows of whole ones."""
 
     def __init__(self, reader: ExtentReader, item: DerivedItem) -> None:
         self._reader = reader
@@ -26,9 +26,6 @@ class DerivedReader:
         rows = (row for recipe in item.recipes for _, row in recipe.rows)
         most_bytes = max((sum(specs[leaf].stored_bytes for leaf in row) for row in rows), default=0)
         self._rooms = threading.Semaphore(max(1, _ROWS_BYTES // (2 * most_bytes + 1)))
-
-    def close(self) -> None:
-        self._reader.close()
 
     def plan(self, batch: list[Want]) -> Reads:
         """Buffers for a batch, and the jobs that fill them."""
@@ -68,5 +65,5 @@ class DerivedReader:
                 tensors.append(aligned(region_shape(region), spec.numpy_dtype))
                 for job in self._reader.jobs(leaf, [(region, tensors[-1])]):
                     job()
-            take(recipe.row(tensors), takers)
+            take(recipe.joined(tensors), takers)
             tensors.clear()

@@ -10,11 +10,11 @@ import functools
 import math
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckpt_core._directory import is_local_disk
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, crc_of, load_checksums
 from ckpt_core._layout.chunks import (
@@ -47,7 +47,6 @@ from ckpt_core._storage import (
     INDEX_FILE,
     DataFiles,
     Extent,
-    PastCache,
     StoreContext,
     StoreFiles,
     coalesce,
@@ -64,8 +63,6 @@ _SMALL_BYTES = 64 * KIB
 _JOIN_LIMIT_BYTES = 8 * MIB
 _FEW_OF = 8
 """If fewer than 1/8 of the leaves are wanted, read index and checksums partially."""
-_UNVERIFIED_BLOCK_BYTES = 4 * MIB
-"""Size of the blocks that are read with ``Options(checksums=False)``."""
 _WRITER = re.compile(r"ocdbt\.process_(\d+)/")
 
 
@@ -74,8 +71,10 @@ class Chunk(NamedTuple):
 
     key: str  # array name and position of the chunk
     extent: Extent  # size, file and range were checked, but not the content
-    block_bytes: int  # of the blocks in which it is read; 0: any part of it can be read
-    crcs: list[int] | None  # of each block; None if it is not verified
+    block_bytes: int = 0  # of the blocks that have a checksum each
+    crcs: list[int] | None = (
+        None  # of each block; None: it is not verified, so any part of it can be read
+    )
 
 
 _Small = tuple[int, Extent, int | None, dict[Region, Array]]
@@ -83,35 +82,24 @@ _Small = tuple[int, Extent, int | None, dict[Region, Array]]
 
 
 class StoredTensors:
-    """Where the tensors of files are, each in C order; ``leaf`` is the position of a tensor in the item. The caller closes
-    ``files``.
-    """
+    """Where the tensors of ``files`` are, each in C order; ``leaf`` is the position of a tensor in the item."""
 
     most_chunks = 1  # of one array
 
     def __init__(
-        self,
-        checkpoint: Checkpoint,
-        item: ExtentItem,
-        context: StoreContext,
-        past_cache: PastCache | None,
+        self, checkpoint: Checkpoint, item: ExtentItem, files: DataFiles | StoreFiles
     ) -> None:
         self._checkpoint = checkpoint
         self._item = item
-        location = checkpoint.location
+        self.files = files
         # Wanted bytes at most this far apart are read at once: in a store, each request takes its time.
-        self.gap_bytes = 32 * KIB if location.local else MIB
+        self.gap_bytes = 32 * KIB if checkpoint.location.local else MIB
         self.chunks = [tuple(max(1, size) for size in spec.shape) for spec in item.specs]
         self.codecs: list[str | None] = [None] * len(item.specs)
-        self.files = (
-            DataFiles(location, item.sizes_bytes, is_local_disk, past_cache)
-            if location.local
-            else StoreFiles(location, context)
-        )
 
     def find(self, leaf: int, key: str, chunk_bytes: int) -> Chunk:
         place = Extent(self._item.files[leaf], self._item.offsets[leaf], chunk_bytes)
-        return Chunk(key, place, 0, None)
+        return Chunk(key, place)
 
     def corrupt(self, leaf: int, what: str, file: str | None = None) -> CheckpointCorrupt:
         where, file = format_path(self._item.paths[leaf]), self._item.files[leaf]
@@ -121,8 +109,8 @@ class StoredTensors:
 
 
 class StoredChunks:
-    """Where the chunks of an item of ckpt are; ``leaf`` is always the position of a leaf in the item. ``wants`` are the leaves
-    that will be asked for; the caller closes ``files``. Raises CheckpointCorrupt if the index is missing or damaged.
+    """Where the chunks of an item of ckpt are in its ``files``; ``leaf`` is always the position of a leaf in the item. ``wants``
+    are the leaves that will be asked for. Raises CheckpointCorrupt if the index is missing or damaged.
     """
 
     gap_bytes = 16 * KIB  # small chunks at most this far apart are read at once
@@ -131,34 +119,24 @@ class StoredChunks:
         self,
         checkpoint: NativeCheckpoint,
         item: NativeItem,
+        files: DataFiles | StoreFiles,
         wants: Sequence[Want],
         options: Options,
         context: StoreContext,
-        past_cache: PastCache | None,
     ) -> None:
         self._checkpoint = checkpoint
         self._item = item
+        self.files = files
         self.chunks, self.codecs = item.chunks, item.codecs
         self._verify = options.checksums
-        self._location = checkpoint.location / item.directory
-        self.files = (
-            DataFiles(self._location, checkpoint.sizes_in(item), is_local_disk, past_cache)
-            if self._location.local
-            else StoreFiles(self._location, context)
-        )
         manifest = checkpoint.read_file(f"{item.directory}/{INDEX_FILE}")
         leaves = [want.leaf for want in wants]
         self._names = dict(zip(leaves, item.names_of(leaves), strict=True))
         few = len(wants) * _FEW_OF < len(item.paths)
         wanted = [*self._names.values()] if few else None
-        try:  # self.files opens files while the index is read: close them on failure
-            files = self.files if isinstance(self.files, DataFiles) else None
-            self.index = read_index(
-                self._location, context, wanted, files, item.most_keys, manifest
-            )
-        except BaseException:
-            self.files.close()
-            raise
+        location = checkpoint.location / item.directory
+        local = files if isinstance(files, DataFiles) else None
+        self.index = read_index(location, context, wanted, local, item.most_keys, manifest)
         self._there: dict[str, int] = {}  # how long the data files are that were looked at
         self._crcs: dict[int, Any] = {}  # process -> what ``load_checksums`` gives of its file
 
@@ -200,15 +178,17 @@ class StoredChunks:
                     raise self.corrupt(leaf, str(error), extent.file) from error.__cause__
             if end > self._there[extent.file]:
                 raise self.corrupt(leaf, "the file is truncated", extent.file)
-        return Chunk(key, extent, *self.checksums(leaf, key, extent))
+        return (
+            Chunk(key, extent, *self.checksums(leaf, key, extent))
+            if self._verify
+            else Chunk(key, extent)
+        )
 
-    def checksums(self, leaf: int, key: str, extent: Extent) -> tuple[int, list[int] | None]:
-        """Bytes of a block, and the checksum of each block of a chunk; None with ``Options(checksums=False)``. Each process
-        that saved wrote one file of checksums. It is opened when a chunk of that process is asked for, so that a process which
-        loads few shards does not open N files. Raises CheckpointCorrupt if there is no checksum, or its file is damaged.
+    def checksums(self, leaf: int, key: str, extent: Extent) -> tuple[int, list[int]]:
+        """Bytes of a block, and the checksum of each block of a chunk. Each process that saved wrote one file of checksums. It
+        is opened when a chunk of that process is asked for, so that a process which loads few shards does not open N files.
+        Raises CheckpointCorrupt if there is no checksum, or its file is damaged.
         """
-        if not self._verify:
-            return _UNVERIFIED_BLOCK_BYTES, None
         named = _WRITER.match(extent.file)
         writer = int(named[1]) if named else 0
         # a value inside the index does not tell its writer; it was process 0 in nearly all cases
@@ -237,18 +217,16 @@ class StoredChunks:
         )
 
 
+@dataclass(eq=False)
 class ExtentReader:
-    """Reads arrays of an item, and verifies what has checksums; closes the files of ``stored``. Chunks are read directly, at
-    the offsets that are known; TensorStore reads and decodes compressed ones.
+    """Reads arrays of an item, and verifies what has checksums. Chunks are read directly, at the offsets that are known;
+    TensorStore reads and decodes compressed ones.
     """
 
-    def __init__(self, stored: StoredChunks | StoredTensors, specs: Sequence[LeafSpec]) -> None:
-        self._stored = stored
-        self._specs = specs
-        self._views: set[tuple[str, int]] = set()  # mapped places, so that no two arrays share one
-
-    def close(self) -> None:
-        self._stored.files.close()
+    _stored: StoredChunks | StoredTensors
+    _specs: Sequence[LeafSpec]
+    # mapped places, so that no two arrays share one
+    _views: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
 
     def plan(self, batch: list[Want]) -> Reads:
         """Buffers for a batch, and the jobs that fill and verify them."""
@@ -387,7 +365,7 @@ class ExtentReader:
             yield functools.partial(self._decode, codec, leaf, found, shares)
             return
         dtype = self._specs[leaf].numpy_dtype
-        if not block_bytes:
+        if crcs is None:
             read = functools.partial(self._read, leaf, extent, None)
             reads = ReadsOf(read, dtype, stored.gap_bytes)
             regions = [region for region, _ in shares]
@@ -400,17 +378,14 @@ class ExtentReader:
             return
         rows = [part[0] if part else (0, 1) for part, _ in shares]
         last = max(stop for _, stop in rows) - 1
-        if crcs is not None and last // rows_per_block(chunk, dtype.itemsize, block_bytes) >= len(
-            crcs
-        ):
+        if last // rows_per_block(chunk, dtype.itemsize, block_bytes) >= len(crcs):
             raise stored.corrupt(leaf, f"too few checksums for chunk {key}")
         touched: dict[int, tuple[Block, list[Share]]] = {}
         for share, of_share in zip(shares, rows, strict=True):
             for block in blocks(chunk, dtype.itemsize, rows=of_share, block_bytes=block_bytes):
                 touched.setdefault(block.number, (block, []))[1].append(_in_block(share, block))
         for number, (block, takers) in touched.items():
-            crc = None if crcs is None else crcs[number]
-            reads = ReadsOf(functools.partial(self._read, leaf, extent, crc), dtype)
+            reads = ReadsOf(functools.partial(self._read, leaf, extent, crcs[number]), dtype)
             shape = (block.stop - block.start, *chunk[1:]) if chunk else ()
             yield functools.partial(fill, reads, block.offset_bytes, shape, takers)
 

@@ -6,11 +6,12 @@ import contextlib
 import itertools
 import os
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from ckpt_core._background.threads import Workers
+from ckpt_core._directory import is_local_disk
 from ckpt_core._layout.regions import Region, region_size
 from ckpt_core._options import MIB, Options
 from ckpt_core._platform import DIRECT
@@ -28,9 +29,14 @@ from ckpt_core._saved import (
     OrbaxItem,
     SavedItem,
 )
-from ckpt_core._storage import PastCache, StoreContext, memory_bytes
-
-_Reader = DerivedReader | ExtentReader | OrbaxReader
+from ckpt_core._storage import (
+    DataFiles,
+    Location,
+    PastCache,
+    StoreContext,
+    StoreFiles,
+    memory_bytes,
+)
 
 _BATCH_BYTES = 128 * MIB
 _BATCH_LEAVES = 2048
@@ -56,11 +62,11 @@ def read_leaves(
     past_cache = None
     if sum(item.specs[want.leaf].stored_bytes for want in wants) >= _LEAST_BYTES_PAST_CACHE:
         past_cache = _past_cache(item, wants, options)
-    reader = _reader(checkpoint, item, wants, options, context, past_cache)
     limit = min(_BATCH_BYTES, options.max_host_bytes)
     # past the cache nothing but the threads keeps the disk busy, and some of them wait for memory
     threads = _MOST_THREADS if past_cache else min(_MOST_THREADS, (os.cpu_count() or 1) + 2)
-    with contextlib.closing(reader), contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
+        reader = _reader(checkpoint, item, wants, options, context, past_cache, stack)
         workers: Workers | None = None
         running: list[tuple[Want, dict[Region, Array]]] = []
         started: list[Future[Any]] = []
@@ -104,16 +110,28 @@ def _reader(
     options: Options,
     context: StoreContext,
     past_cache: PastCache | None,
-) -> _Reader:
+    stack: contextlib.ExitStack,
+) -> DerivedReader | ExtentReader | OrbaxReader:
+    """The reader of the item; ``stack`` closes what it opens."""
     if isinstance(item, OrbaxItem):
-        return OrbaxReader(checkpoint, item, context)
+        return stack.enter_context(contextlib.closing(OrbaxReader(checkpoint, item, context)))
+
+    def files_in(location: Location, sizes_bytes: Mapping[str, int]) -> DataFiles | StoreFiles:
+        if location.local:
+            files = DataFiles(location, sizes_bytes, is_local_disk, past_cache)
+        else:
+            files = StoreFiles(location, context)
+        return stack.enter_context(contextlib.closing(files))
+
     if isinstance(item, ExtentItem):
         base = item.base if isinstance(item, DerivedItem) else item
-        tensors = ExtentReader(StoredTensors(checkpoint, base, context, past_cache), base.specs)
+        files = files_in(checkpoint.location, base.sizes_bytes)
+        tensors = ExtentReader(StoredTensors(checkpoint, base, files), base.specs)
         return DerivedReader(tensors, item) if isinstance(item, DerivedItem) else tensors
     assert isinstance(checkpoint, NativeCheckpoint)
     assert isinstance(item, NativeItem)
-    stored = StoredChunks(checkpoint, item, wants, options, context, past_cache)
+    files = files_in(checkpoint.location / item.directory, checkpoint.sizes_in(item))
+    stored = StoredChunks(checkpoint, item, files, wants, options, context)
     return ExtentReader(stored, item.specs)
 
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from ckpt_core._layout.regions import Region, region_shape, region_size, region_slices, whole
 from ckpt_core._options import MIB
-from ckpt_core._storage import coalesce
 from ckpt_core._tree.leaves import LeafSpec
 
 _ALIGNMENT = 64
@@ -79,12 +78,15 @@ def fill(reads: ReadsOf, offset: int, shape: tuple[int, ...], shares: Sequence[S
     if is_all(shares, shape, reads.dtype):
         reads.read(offset, shares[0][1].reshape(-1).view(np.uint8))
         return
-    if reads.gap_bytes is not None and len(shape):
+    dense = sum(region_size(part) for part, _ in shares) >= math.prod(shape)
+    if reads.gap_bytes is not None and not dense:
         row_bytes = reads.dtype.itemsize * math.prod(shape[1:])
         if len(shape) == 1:
-            _fill_runs(reads, reads.gap_bytes, offset, shares)
+            for ((first, stop),), view in shares:
+                size = stop - first
+                fill(reads, offset + first * row_bytes, (size,), [(((0, size),), view)])
             return
-        if row_bytes > reads.gap_bytes and not _is_dense(shape, shares):
+        if row_bytes > reads.gap_bytes:
             first = min(part[0][0] for part, _ in shares)
             for row in range(first, max(part[0][1] for part, _ in shares)):
                 inner: list[Share] = [
@@ -100,35 +102,12 @@ def fill(reads: ReadsOf, offset: int, shape: tuple[int, ...], shares: Sequence[S
     take(values, shares)
 
 
-def _fill_runs(reads: ReadsOf, gap_bytes: int, offset: int, shares: Sequence[Share]) -> None:
-    """Reads parts of one row; those that lie close together at once."""
-    size = reads.dtype.itemsize
-    ranges = [(part[0][0] * size, (part[0][1] - part[0][0]) * size) for part, _ in shares]
-    for start, length, members in coalesce(ranges, gap_bytes=gap_bytes, limit_bytes=PIECE_BYTES):
-        first, count = start // size, length // size
-        near: list[Share] = [
-            (((shares[n][0][0][0] - first, shares[n][0][0][1] - first),), shares[n][1])
-            for n in members
-        ]
-        if is_all(near, (count,), reads.dtype):
-            reads.read(offset + start, near[0][1].view(np.uint8))
-            continue
-        values = np.empty(count, reads.dtype)
-        reads.read(offset + start, values.view(np.uint8))
-        take(values, near)
-
-
 def is_all(shares: Sequence[Share], shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
     """Whether one share is all of what is read, so that it can be read where it belongs."""
     if len(shares) != 1:
         return False
     ((part, view),) = shares
     return view.dtype == dtype and part == whole(shape) and view.flags.c_contiguous
-
-
-def _is_dense(shape: tuple[int, ...], shares: Sequence[Share]) -> bool:
-    """Whether the shares together need every element."""
-    return sum(region_size(part) for part, _ in shares) >= math.prod(shape)
 
 
 def take(values: Array, shares: Sequence[Share]) -> None:

@@ -93,8 +93,8 @@ class Restored(Mapping[str, Any]):
         saved_items: Set[str] = frozenset(),
     ) -> None:
         self._values = values
-        self._saved_items = saved_items
-        self._read: set[str] = set()
+        self.saved_items = saved_items  # in the checkpoint, restored or not
+        self.read_items = set[str]()  # whose values were read from this object so far
         self.step = step
         self.path = path
         self.metadata = metadata
@@ -105,7 +105,7 @@ class Restored(Mapping[str, Any]):
             value = self._values[item]
         except KeyError:
             raise KeyError(self._lacks(item)) from None
-        self._read.add(item)
+        self.read_items.add(item)
         return value
 
     def __iter__(self) -> Iterator[str]:
@@ -133,10 +133,10 @@ class Restored(Mapping[str, Any]):
         return self[item]
 
     def _lacks(self, item: object) -> str:
-        saved = ", ".join(sorted(self._saved_items))
+        saved = ", ".join(sorted(self.saved_items))
         hint = (
             f": pass {item}=... to the restore"
-            if item in self._saved_items
+            if item in self.saved_items
             else f"; {saved} were saved"
         )
         return f"no item {item!r} was restored, but {', '.join(self._values)}{hint}"
@@ -146,16 +146,6 @@ class Restored(Mapping[str, Any]):
 
     def _repr_html_(self) -> str:
         return notebook.of_restored(self)
-
-    @property
-    def read_items(self) -> Set[str]:
-        """The items whose values were read from this object so far; a live set."""
-        return self._read
-
-    @property
-    def saved_items(self) -> Set[str]:
-        """The items in the checkpoint, restored or not."""
-        return self._saved_items
 
 
 class RestoredStep(Restored):

@@ -9,7 +9,7 @@ from typing import Any
 from ckpt_core._directory import StepNames, check_step, read_run_metadata, write_run_metadata
 from ckpt_core._errors import CheckpointError
 from ckpt_core._fork import HOME, forked
-from ckpt_core._load import NO_STATE, collect_targets, make_request
+from ckpt_core._load import NOT_PASSED, collect_targets, make_request
 from ckpt_core._operation import logger
 from ckpt_core._options import Options, checked_options, of_local_steps, unknown_argument
 from ckpt_core._results import CheckpointInfo, RestoredStep, notebook
@@ -187,7 +187,7 @@ class Checkpointer:
     @in_turn
     def restore_latest(
         self,
-        state: Any = NO_STATE,
+        state: Any = NOT_PASSED,
         /,
         *,
         items: Mapping[str, Any] | None = None,
@@ -245,7 +245,7 @@ class Checkpointer:
     def restore(
         self,
         step: int,
-        state: Any = NO_STATE,
+        state: Any = NOT_PASSED,
         /,
         *,
         items: Mapping[str, Any] | None = None,

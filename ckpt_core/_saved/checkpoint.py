@@ -56,11 +56,6 @@ class SavedItem:
             return [self.names[leaf] for leaf in leaves]
         return [array_name(self.paths[leaf]) for leaf in leaves]
 
-    @property
-    def leaves(self) -> list[tuple[Path, LeafSpec]]:
-        """Path and description of every leaf."""
-        return list(zip(self.paths, self.specs, strict=True))
-
 
 @dataclass(frozen=True)
 class NativeItem(SavedItem):
@@ -118,10 +113,10 @@ class Recipe(NamedTuple):
             return whole(shape)
         return (*whole(shape[: self.axis]), self.part, *whole(shape[self.axis + 1 :]))
 
-    def row(self, tensors: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    def joined(self, tensors: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
         """One row of the leaf, made of these regions of its tensors."""
-        joined = tensors[0] if len(tensors) == 1 else np.concatenate(tensors, self.axis)
-        return joined.reshape(self.view.reshaped).transpose(self.view.transpose)
+        tensor = tensors[0] if len(tensors) == 1 else np.concatenate(tensors, self.axis)
+        return tensor.reshape(self.view.reshaped).transpose(self.view.transpose)
 
 
 @dataclass(frozen=True)

@@ -163,13 +163,13 @@ def _header(
         if size is None or size < 0:
             what = "is missing" if size is None else "is no regular file"
             raise CheckpointCorrupt(f"{folder.path}: file {name} {what}", file=name)
-    first = _read(files, name, 0, _FIRST_READ_BYTES if size is None else size)
+    first = _read(files, name, 0, min(_FIRST_READ_BYTES, size or _FIRST_READ_BYTES))
     if not first and size is None:
         raise CheckpointCorrupt(f"{folder.path}: file {name} is missing", file=name)
     length = safetensors.header_length(first, name, size)
     data = first[safetensors.LENGTH_BYTES :][:length]
     if len(data) < length:
-        data += _read(files, name, len(first), length - len(data), limit_bytes=length)
+        data += _read(files, name, len(first), length - len(data))
     if len(data) < length:
         what = f"has {len(data)} of the {length} bytes of its header"
         raise CheckpointCorrupt(f"{name} {what}: it is truncated", file=name)
@@ -189,12 +189,6 @@ def _check_end(files: DataFiles | StoreFiles, name: str, header: safetensors.Hea
         )
 
 
-def _read(
-    files: DataFiles | StoreFiles,
-    name: str,
-    offset: int,
-    size_bytes: int,
-    limit_bytes: int = _FIRST_READ_BYTES,
-) -> bytes:
-    buffer = np.empty(min(size_bytes, limit_bytes), np.uint8)
+def _read(files: DataFiles | StoreFiles, name: str, offset: int, size_bytes: int) -> bytes:
+    buffer = np.empty(size_bytes, np.uint8)
     return buffer[: files.read(name, offset, buffer)].tobytes()

@@ -20,8 +20,6 @@ from ckpt_core._format.plain_json import numbers_in
 from ckpt_core._format.record import (
     MARKER,
     RECORD_FILE,
-    ItemRecord,
-    Record,
     folder_of,
     load_record,
     parse_json,
@@ -133,39 +131,37 @@ def _no_record(path: str) -> CheckpointCorrupt:
 
 def _open_ours(location: Location, backend: Backend, data: bytes) -> NativeCheckpoint:
     """A checkpoint that ckpt wrote; ``data`` is the content of its ckpt.json."""
-    record = load_record(data)
+    record, items = load_record(data), dict[str, SavedItem]()
+    for name, item in record.items.items():
+        stored = stored_paths(item.tree, item.paths)
+        shardings = {None: None, **dict(enumerate(item.shardings))}
+        items[name] = NativeItem(
+            name=name,
+            form=item.form,
+            root=item.tree,
+            paths=item.paths,
+            specs=[leaf.spec for leaf in item.leaves],
+            shardings=[shardings[leaf.sharding] for leaf in item.leaves],
+            names=() if stored is item.paths else list(map(array_name, stored)),
+            directory=folder_of(name),
+            chunks=[leaf.chunk for leaf in item.leaves],
+            codecs=[leaf.codec for leaf in item.leaves],
+            process_count=item.process_count,
+            run_processes=record.topology.get("process_count", item.process_count),
+            notes=item.notes,
+            shared=item.shared,
+        )
     return NativeCheckpoint(
         location.path,
         location,
         backend,
-        {name: _native_item(name, item, record) for name, item in record.items.items()},
+        items,
         record.single,
         record.metadata,
         record.metrics,
         shared=record.shared,
         record=record,
         head=data[:_HEAD_BYTES],
-    )
-
-
-def _native_item(name: str, item: ItemRecord, record: Record) -> NativeItem:
-    stored = stored_paths(item.tree, item.paths)
-    shardings = {None: None, **dict(enumerate(item.shardings))}
-    return NativeItem(
-        name=name,
-        form=item.form,
-        root=item.tree,
-        paths=item.paths,
-        specs=[leaf.spec for leaf in item.leaves],
-        shardings=[shardings[leaf.sharding] for leaf in item.leaves],
-        names=() if stored is item.paths else list(map(array_name, stored)),
-        directory=folder_of(name),
-        chunks=[leaf.chunk for leaf in item.leaves],
-        codecs=[leaf.codec for leaf in item.leaves],
-        process_count=item.process_count,
-        run_processes=record.topology.get("process_count", item.process_count),
-        notes=item.notes,
-        shared=item.shared,
     )
 
 

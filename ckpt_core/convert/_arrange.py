@@ -72,7 +72,7 @@ def _put_together(slot: Slot) -> Array:
     values = arrays_of(slots)
     for index, row in recipe.rows:
         tensors = [next(values) for _ in row]
-        made[(*index, ...)] = recipe.row(
+        made[(*index, ...)] = recipe.joined(
             [one[(*region_slices(recipe.region(one.shape)), ...)] for one in tensors]
         )
     return made

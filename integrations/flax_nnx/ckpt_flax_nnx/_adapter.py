@@ -164,7 +164,11 @@ def _live_state(obj: Any) -> Mapping[Key, Any]:
         return obj.raw_mapping  # nnx.state would drop abstract arrays without a Variable
     graphdef, state = nnx.split(obj, graph=True)
     live = nnx.filter_state(state, nnx.Not(nnx.Intermediate))
-    if not _may_hide_abstract(graphdef):
+    attributes: Any = getattr(graphdef, "attributes", None)
+    # NNX may treat abstract arrays as static, as in a dict or list of ``nnx.data``
+    if attributes is not None and not any(
+        isinstance(getattr(value, "value", None), jax.ShapeDtypeStruct) for _, value in attributes
+    ):
         return live
     nested: dict[Any, Any] = nnx.to_pure_dict(live, lambda leaf: leaf)
     for path, leaf in _abstract_leaves(obj, (), set()):
@@ -193,16 +197,6 @@ def _warn_of_abstract_intermediates(obj: Any) -> None:
             UserWarning,
             stacklevel=2,
         )
-
-
-def _may_hide_abstract(graphdef: Any) -> bool:
-    """Whether NNX may have treated abstract arrays as static, as in a dict or list of ``nnx.data``."""
-    attributes = getattr(graphdef, "attributes", None)
-    if attributes is None:
-        return True
-    return any(
-        isinstance(getattr(value, "value", None), jax.ShapeDtypeStruct) for _, value in attributes
-    )
 
 
 def _abstract_leaves(

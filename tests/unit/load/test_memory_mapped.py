@@ -14,7 +14,7 @@ from hypothesis import given, settings
 
 import ckpt_core as ckpt
 from ckpt_core._directory import is_local_disk
-from ckpt_core._read import extents
+from ckpt_core._read import extents, pipeline
 from ckpt_core._storage import Extent, Location, files, new_context, read_index
 from ckpt_core.testing import assert_same, strategies
 
@@ -163,9 +163,9 @@ def test_mapped_and_read_are_the_same(tmp_path_factory, tree, verified):
     options = ckpt.Options(checksums=verified)
     ckpt.save(path, tree)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(extents, "is_local_disk", lambda _: False)
+        patch.setattr(pipeline, "is_local_disk", lambda _: False)
         plain = ckpt.load(path, as_numpy=True, options=options)
-        patch.setattr(extents, "is_local_disk", lambda _: True)
+        patch.setattr(pipeline, "is_local_disk", lambda _: True)
         patch.setattr(extents, "_SMALL_BYTES", 0)  # every array is a large one
         mapped = ckpt.load(path, as_numpy=True, options=options)
     assert_same(mapped, plain)

@@ -9,7 +9,6 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from ckpt_core._directory import ObjectStoreBackend, PosixBackend, hidden_names,
 from ckpt_core._errors import VISIBLE, is_visible
 from ckpt_core._format.packed import pack
 from ckpt_core._run.lease import Lease
-from ckpt_core._save.write import Write, digest_of
+from ckpt_core._save.agree import join_parts, size_and_crc
 from ckpt_core._storage import KeyValues, Location
 from tests.support import seams
 
@@ -235,12 +234,12 @@ def test_what_process_0_does_not_see_is_no_checkpoint(tmp_path, wrong):
     name, size = "state/c" if wrong == "file" else "state/a", 5 if wrong == "size" else 4
     passed = pack({"": json.dumps([[name, size, 7, 0]]).encode()})
     attempt.write("ckpt.passed_1", passed)
-    said = ["", digest_of(passed) + "1" * (wrong == "passed")]
-    write: Any = SimpleNamespace(files={}, passed=said, _rows={}, items=[], attempt=attempt)
+    said = ["", size_and_crc(passed) + "1" * (wrong == "passed")]
+    files: dict[str, Any] = {}
     if wrong:
         with pytest.raises(ckpt.CheckpointError, match="do all processes see the same files"):
-            Write._join(write)
+            join_parts(attempt, said, files, {})
     else:
-        Write._join(write)
-        assert write.files["state/a"].crc32 == 7
+        join_parts(attempt, said, files, {})
+        assert files["state/a"].crc32 == 7
     attempt.abort()
