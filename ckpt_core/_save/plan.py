@@ -305,7 +305,6 @@ class LeafPlanner:
         self._process = process
         self._chunk_bytes = chunk_bytes
         self._turns = WriterTurns()
-        self._chunks: dict[Any, tuple[int, ...]] = {}
         # by ids of spec and of what the second value holds, and codec; no leaf, if each takes its turn
         self._known: dict[tuple[int, int, str | None], tuple[PlannedLeaf | None, Any]] = {}
 
@@ -384,15 +383,10 @@ class LeafPlanner:
         """The chunk shape of an array; the same on all processes. No chunk crosses the borders of all shards,
         which ``cuts`` have. ``holders`` is the most processes that hold one region: each may write a part of it.
         """
-        key = (spec.dtype, cuts, holders, spec.stored_shape)
-        chunk = self._chunks.get(key)
-        if chunk is None:
-            itemsize = spec.numpy_dtype.itemsize
-            size_bytes = itemsize * max(map(region_size, cuts))
-            limit = shared_chunk_bytes(size_bytes, holders, self._chunk_bytes)
-            chunk = chunk_shape(spec.stored_shape, cuts, itemsize, limit)
-            self._chunks[key] = chunk
-        return chunk
+        itemsize = spec.numpy_dtype.itemsize
+        size_bytes = itemsize * max(map(region_size, cuts))
+        limit = shared_chunk_bytes(size_bytes, holders, self._chunk_bytes)
+        return chunk_shape(spec.stored_shape, cuts, itemsize, limit)
 
 
 def codecs_of(item: str, paths: Sequence[Path], rules: Rules) -> list[str | None]:

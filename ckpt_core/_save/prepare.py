@@ -384,7 +384,7 @@ class SharedObjects:
             if known is None or known[0]() is not leaf:
                 # numpy's generators, which are small, take no weak references
                 is_array = spec.kind == "numpy"
-                held = weakref.ref(leaf) if is_array else functools.partial(_same, leaf)
+                held = weakref.ref(leaf) if is_array else lambda leaf=leaf: leaf
                 known = self._known[id(leaf)] = held, []
             known[1].append((item, position))
 
@@ -392,10 +392,6 @@ class SharedObjects:
         """For each object in several items, all places of it: item, and position of the leaf."""
         found = (places for _, places in self._known.values())
         return tuple(tuple(places) for places in found if len({item for item, _ in places}) > 1)
-
-
-def _same(leaf: Any) -> Any:
-    return leaf
 
 
 def prepare_json(name: str, item: Json, job: SaveJob) -> PreparedItem:

@@ -27,8 +27,14 @@ import numpy as np
 from ckpt_core._errors import CheckpointCorrupt, name_file
 from ckpt_core._options import KIB, MIB
 from ckpt_core._platform import DIRECT, READ
-from ckpt_core._storage._tensorstore import StoreContext, failure, is_shorter, ts
-from ckpt_core._storage.location import Location, range_of
+from ckpt_core._storage.location import (
+    Location,
+    StoreContext,
+    failure,
+    is_shorter,
+    range_of,
+    ts,
+)
 
 try:
     import resource
