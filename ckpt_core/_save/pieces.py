@@ -155,10 +155,10 @@ class CheckpointWriter:
         with self._noting_failure():
             writing.take(item)
 
-    def _begun(self) -> _PieceWrite:
+    def _begun(self, call: str = "add") -> _PieceWrite:
         """What writes; raises if nothing can be added (any more)."""
         if self._writing is None:
-            raise CheckpointError(f"{self._job.target}: add() is for inside of the with block")
+            raise CheckpointError(f"{self._job.target}: {call}() is for inside of the with block")
         if self._failure is not None:
             raise _given_up(self._job.target) from self._failure
         return self._writing
@@ -174,11 +174,8 @@ class CheckpointWriter:
     def set_metadata(self, metadata: Any) -> None:
         """Replaces the metadata that ``writer`` was given: what a conversion finds out inside the ``with`` block. TypeError if it is not JSON."""
         with self._turn:
-            if self._writing is None:
-                raise CheckpointError(
-                    f"{self._job.target}: set_metadata() is for inside of the with block"
-                )
-            self._writing.set_metadata(frozen_metadata(metadata))
+            writing = self._begun("set_metadata")
+            writing.fields = replace(writing.fields, metadata=frozen_metadata(metadata))
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         writing, self._writing = self._writing, None
@@ -331,10 +328,6 @@ class _PieceWrite(Save):
                 writer.start()
             self._settle()
         self.commit()
-
-    def set_metadata(self, metadata: Any) -> None:
-        """What the record will hold."""
-        self.fields = replace(self.fields, metadata=metadata)
 
     def drop(self) -> None:
         """Waits for what is on its way, and removes everything that is not committed."""

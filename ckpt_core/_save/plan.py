@@ -204,23 +204,11 @@ def _described(leaf: Any, path: Path) -> LeafSpec:
 
 def _bound(array: Any) -> tuple[Any, bool]:
     """The sharding of an array, and whether it is committed; one object for all equal pairs."""
-    sharding = array.sharding
-    committed = getattr(array, "committed", True)
-    if (
-        type(sharding) is jax.sharding.SingleDeviceSharding
-    ):  # a new object for each array: look it up by device
-        (device,) = sharding.device_set
-        return _bound_to_device(device, sharding.memory_kind, committed)
-    return _bound_to(sharding, committed)
+    return _same_pair(array.sharding, getattr(array, "committed", True))
 
 
 @functools.lru_cache(1024)
-def _bound_to_device(device: Any, memory_kind: str | None, committed: bool) -> tuple[Any, bool]:
-    return jax.sharding.SingleDeviceSharding(device, memory_kind=memory_kind), committed
-
-
-@functools.lru_cache(1024)
-def _bound_to(sharding: Any, committed: bool) -> tuple[Any, bool]:
+def _same_pair(sharding: Any, committed: bool) -> tuple[Any, bool]:
     return sharding, committed
 
 
