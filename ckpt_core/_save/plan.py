@@ -303,11 +303,7 @@ class LeafPlanner:
         if known is None:
             known = self._known[key] = self._planned(spec, stored, codec)
         planned, cut = known
-        if planned is not None:
-            return planned
-        takes, size_bytes = self._takes(cut.shards)
-        as_it_is = cut.whole if takes else None
-        return PlannedLeaf(spec, cut.chunk, cut.held, takes, size_bytes, codec, as_it_is)
+        return self._leaf_of(spec, cut, codec) if planned is None else planned
 
     def _planned(
         self, spec: LeafSpec, stored: Any, codec: str | None
@@ -323,11 +319,12 @@ class LeafPlanner:
             takes = ((0, (region,)),)
             return PlannedLeaf(spec, chunk, None, takes, spec.stored_bytes, codec), None
         cut = self._cut(spec, stored)
-        if cut.alone is None:
-            return None, cut
-        takes, size_bytes = cut.alone
+        return None if cut.alone is None else self._leaf_of(spec, cut, codec), cut
+
+    def _leaf_of(self, spec: LeafSpec, cut: _Cut, codec: str | None) -> PlannedLeaf:
+        takes, size_bytes = cut.alone or self._takes(cut.shards)
         as_it_is = cut.whole if takes else None
-        return PlannedLeaf(spec, cut.chunk, cut.held, takes, size_bytes, codec, as_it_is), cut
+        return PlannedLeaf(spec, cut.chunk, cut.held, takes, size_bytes, codec, as_it_is)
 
     def _cut(self, spec: LeafSpec, stored: Any) -> _Cut:
         sharding, committed = stored
