@@ -31,7 +31,7 @@ class Pending:
         self._value: Any = None
         self._error: BaseException | None = None
         self.unreported: BaseException | None = None  # the error, until a caller has received it
-        self.ended = self._failed = False  # ended: as done(), for those who ask often
+        self._failed = False
         self._claim = threading.Lock()  # taken once: by the work's thread or by abandon
         self._abandoned = self._launched = False
         self._ident: int | None = None
@@ -44,7 +44,7 @@ class Pending:
         must ask ``abandon``, since the work may have started.
         """
         _remember(self)
-        if _last_call_over():
+        if "over" in _at_exit:
             self._run_here()
             _report_failures()
             return
@@ -52,7 +52,7 @@ class Pending:
         try:
             self._thread.start()
         except RuntimeError:
-            if not _main_has_ended():
+            if threading.main_thread().is_alive():
                 raise
             self._run_here()
         self._caller_left.set()
@@ -64,7 +64,7 @@ class Pending:
             self._error = CheckpointError(f"{self.path}: was never started")
             self._work = None
             unfinished.discard(self)
-            self._end()
+            self._ended.set()
         return self._abandoned
 
     def _run_here(self) -> None:
@@ -91,22 +91,18 @@ class Pending:
             self._work = None
             if self._error is None or isinstance(self, PendingLoad):
                 unfinished.discard(self)  # nothing to report at exit
-            self._end()
-
-    def _end(self) -> None:
-        self.ended = True
-        self._ended.set()
+            self._ended.set()
 
     def done(self) -> bool:
         """Whether the work has ended, successfully or not."""
-        return self.ended
+        return self._ended.is_set()
 
     def wait(self, timeout_secs: float | None = None) -> bool:
         """Blocks until the work has ended or the timeout; returns whether it has ended, and does not raise its error.
         Raises CheckpointError in the thread of the work, as in a listener: a deadlock; ForkedProcess in a forked
         child, where the thread does not exist.
         """
-        if self.ended:
+        if self.done():
             return True
         if os.getpid() != HOME.pid:
             raise forked()
@@ -119,7 +115,7 @@ class Pending:
 
     def is_this_thread(self) -> bool:
         """Whether the current thread is the one that runs the work."""
-        return threading.get_ident() == self._ident and not self.ended
+        return threading.get_ident() == self._ident and not self.done()
 
     def raise_unreported(self, note: str) -> None:
         """Raises the error of the work with ``note`` added, if no caller has received it; drops the reference to it."""
@@ -241,22 +237,14 @@ def _remember(pending: Pending) -> None:
         _at_exit.append("early")
         atexit.register(_finish)
     for other in list(unfinished):
-        if other.ended and other.unreported is None:
+        if other.done() and other.unreported is None:
             unfinished.discard(other)
     unfinished.add(pending)
 
 
-def _last_call_over() -> bool:
-    return "over" in _at_exit
-
-
-def _main_has_ended() -> bool:
-    return not threading.main_thread().is_alive()
-
-
 def nobody_is_left() -> bool:
     """Whether the interpreter exits and only ckpt's threads remain: no load is needed any more."""
-    if not _main_has_ended():
+    if threading.main_thread().is_alive():
         return False
     return all(
         thread.daemon or thread.name.startswith("ckpt-") or thread is threading.main_thread()
@@ -288,7 +276,7 @@ def _finish() -> None:
 
 def _is_running(pending: Pending) -> bool:
     # Work whose thread was never launched would never end.
-    return pending._launched and not pending.ended  # pyright: ignore[reportPrivateUsage]
+    return pending._launched and not pending.done()  # pyright: ignore[reportPrivateUsage]
 
 
 def _finish_last() -> None:

@@ -16,6 +16,7 @@ from ckpt_core._directory.files import identify as identify
 from ckpt_core._directory.files import link_files as link_files
 from ckpt_core._directory.files import link_same as link_same
 from ckpt_core._directory.files import read_pieces as read_pieces
+from ckpt_core._directory.files import size_of as size_of
 from ckpt_core._directory.gather import SECRET_FILE as SECRET_FILE
 from ckpt_core._directory.gather import Scratch as Scratch
 from ckpt_core._directory.gather import SourceFile as SourceFile
@@ -25,7 +26,6 @@ from ckpt_core._directory.gather import pieces_of as pieces_of
 from ckpt_core._directory.gather import place as place
 from ckpt_core._directory.gather import placed as placed
 from ckpt_core._directory.gather import read_secret as read_secret
-from ckpt_core._directory.gather import write_pieces as write_pieces
 from ckpt_core._directory.hidden_names import Trace as Trace
 from ckpt_core._directory.hidden_names import traces as traces
 from ckpt_core._directory.locks import Claim as Claim

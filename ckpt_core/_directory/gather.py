@@ -10,7 +10,6 @@ import secrets
 import stat
 import tempfile
 import weakref
-import zlib
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -123,24 +122,10 @@ def _refuse_changed(source: SourceFile, status: os.stat_result) -> None:
         )
 
 
-def write_pieces(path: str, pieces: Iterable[bytes], *, durable: bool) -> int:
-    """Writes a new file piece by piece; returns its CRC-32."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    crc = 0
-    with open(path, "xb") as file:
-        for piece in pieces:
-            crc = zlib.crc32(piece, crc)
-            file.write(piece)
-        file.flush()
-        if durable:
-            sync_file(file.fileno())
-    return crc
-
-
 def place(path: str, pieces: Iterable[bytes]) -> None:
     """Writes a file that appears whole, in place of what was there, when ``pieces`` has ended."""
-    with placed(path) as temporary:
-        write_pieces(temporary, pieces, durable=False)
+    with placed(path) as temporary, open(temporary, "xb") as file:
+        file.writelines(pieces)
 
 
 @contextlib.contextmanager

@@ -111,11 +111,10 @@ def _open_to_lock(path: str) -> LockFile:
 
 def lock_folder(path: str, *, exclusive: bool) -> LockFile | None:
     """Holds a lock on a folder itself until it is closed; None if another process holds one that excludes it."""
-    with contextlib.ExitStack() as unless_held:
-        file = unless_held.enter_context(_open_to_lock(path))
-        if file.lock(EXCLUSIVE if exclusive else SHARED):
-            unless_held.pop_all()
-            return file
+    file = _open_to_lock(path)
+    if file.lock(EXCLUSIVE if exclusive else SHARED):
+        return file
+    file.close()
     return None
 
 

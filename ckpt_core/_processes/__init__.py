@@ -343,8 +343,7 @@ def preemption_sync_point(step: int) -> bool | None:
     """Whether all processes agreed, through jax's preemption service, to stop at this step; None if the service is
     off. All processes must call it for every step.
     """
-    state = coordination()
-    if state.client is None or state.preemption_sync_manager is None:
+    if not preemption_service_listens():
         return None
     from jax.experimental import multihost_utils
 

@@ -164,31 +164,25 @@ def parse_facts(text: str) -> list[Fact]:
     return [Fact(*(texts[place] for place in places)) for places in chosen]
 
 
-class Difference(NamedTuple):
-    """The first difference between two processes, as parts of a message."""
-
-    what: str  # the subject of a sentence
-    how: str  # the values on both processes
-    must: str  # what all processes must do
-
-
-def difference(ours: Sequence[Fact], theirs: Sequence[Fact], process: int) -> Difference:
-    """The first difference between the facts of process 0, which calls it, and those of ``process``."""
+def difference(ours: Sequence[Fact], theirs: Sequence[Fact], process: int) -> tuple[str, str, str]:
+    """The first difference between the facts of process 0, which calls it, and those of ``process``: the subject of a
+    sentence, the values on both, and what all processes must do.
+    """
     pairs = enumerate(zip(ours, theirs, strict=False))
     at = next((at for at, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
     mine, other = (side[at] if at < len(side) else None for side in (ours, theirs))
     what, must = _ASPECTS["kind"]
     if mine is None or other is None or mine.path != other.path:
-        return Difference(what, _path_difference(ours, mine, theirs, other, process), must)
+        return what, _path_difference(ours, mine, theirs, other, process), must
     if mine.kind == SETTING:
         how = f"{mine.value} on process 0, and {other.value} on process {process}"
-        return Difference(mine.path, how, "save the same")
+        return mine.path, how, "save the same"
     for aspect, (what, must) in _ASPECTS.items():
         a, b = getattr(mine, aspect), getattr(other, aspect)
         if a != b:
             a, b = _shortened(a, b)
             how = f"{mine.path} is {a} on process 0, and {b} on process {process}"
-            return Difference(what, how, must)
+            return what, how, must
     raise AssertionError("the facts are equal")
 
 
@@ -224,9 +218,8 @@ def text_of_array(values: np.ndarray[Any, Any], spec: LeafSpec) -> str:
     """A single number as it is, else a digest; equal if and only if all bits are."""
     if values.size == 1 and spec.kind != "bytes":
         one = values.reshape(-1)[0].item()
-        if (
-            isinstance(one, bool | int | float) and one == one
-        ):  # a NaN has bits that it does not show
+        # a NaN has bits that it does not show
+        if isinstance(one, bool | int | float) and one == one:
             return repr(one)
     bits = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     return _digest(bits.data)
@@ -297,10 +290,10 @@ def _how_they_differ(
     facts = list(items_facts(items, settings)) if shows or index == 0 else []
 
     def judge(texts: list[str]) -> str:
-        found = difference(facts, parse_facts(texts[differing[0]]), differing[0])
+        what, how, must = difference(facts, parse_facts(texts[differing[0]]), differing[0])
         return (
-            f"{found.what} on processes {list(differing)} differs from that on process 0: "
-            f"{found.how}: all processes must {found.must}"
+            f"{what} on processes {list(differing)} differs from that on process 0: {how}: all "
+            f"processes must {must}"
         )
 
     return together.decide(dump_facts(facts) if shows else "", judge)

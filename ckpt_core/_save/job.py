@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,7 +22,6 @@ from ckpt_core._directory import (
     is_file_name,
     pieces_of,
     resolve,
-    write_pieces,
 )
 from ckpt_core._errors import CheckpointError, RefusedArgument
 from ckpt_core._fork import HOME, forked
@@ -52,14 +52,8 @@ _OF_METRICS = "metrics", "json"
 """Name and form of an item whose values stand where Orbax looks for metrics, too."""
 
 
-class _Nothing:
-    """Default of the argument ``state``, since None is a valid state."""
-
-    def __repr__(self) -> str:
-        return "..."  # what help() shows of the argument
-
-
-NOTHING = _Nothing()
+NOTHING = ...
+"""Default of the argument ``state``, since None is a valid state."""
 
 
 class Guard(Protocol):
@@ -205,10 +199,9 @@ def collect_items(
         if "orbax" in type(value).__module__:
             refuse_args(name, value, "save(..., state) or save(..., model=model)")
     if named:
-        beside = not isinstance(state, _Nothing)
-        refuse_arguments(named, _ARGUMENTS, 0.8, beside_a_state=beside)
+        refuse_arguments(named, _ARGUMENTS, 0.8, beside_a_state=state is not NOTHING)
     chosen = {**(items or {}), **named}
-    if not isinstance(state, _Nothing):
+    if state is not NOTHING:
         if chosen:
             raise TypeError(
                 f"pass one state, or named items ({', '.join(chosen)}), not both: "
@@ -353,15 +346,25 @@ def write_sources(
         if linked is not None:
             found[name] = linked
         elif job.local:
-            path = os.path.join(attempt.path, name)
-            crc = write_pieces(path, pieces_of(source), durable=job.options.durable)
-            size = os.stat(path).st_size
-            if size != source.size_bytes:
-                raise CheckpointError(f"{source.path} became shorter while it was being saved")
-            found[name] = FileRecord(size, crc)
+            found[name] = _copied(source, name, attempt)
         else:
-            data = b"".join(pieces_of(source))
-            found[name] = attempt.write(name, data)
+            found[name] = attempt.write(name, b"".join(pieces_of(source)))
     if item.scratch is not None:
         item.scratch.close()
     return found
+
+
+def _copied(source: SourceFile, name: str, attempt: Attempt) -> FileRecord:
+    size_bytes = crc32 = 0
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal size_bytes, crc32
+        for piece in pieces_of(source):
+            size_bytes += len(piece)
+            crc32 = zlib.crc32(piece, crc32)
+            yield piece
+
+    attempt.write_data(name, pieces())
+    if size_bytes != source.size_bytes:
+        raise CheckpointError(f"{source.path} became shorter while it was being saved")
+    return FileRecord(size_bytes, crc32)

@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from ckpt_core._adapters import introduce
 from ckpt_core._errors import CheckpointError, UnsupportedLeaf
 from ckpt_core._fork import HOME
 from ckpt_core._layout.regions import whole
-from ckpt_core._operation import Operation
 from ckpt_core._options import MIB, Options, checked_options
 from ckpt_core._save.job import (
     PreparedItem,
@@ -98,17 +96,17 @@ class CheckpointWriter:
     def __init__(self, job: SaveJob) -> None:
         self._job = job
         self._turn = threading.Lock()
-        self._operation: Operation | None = None
-        self._writing: _PieceWrite | None = None
+        self._is_new = True
+        self._writing: _PieceWrite | None = None  # inside of the with block
         self._failure: BaseException | None = None
 
     def __enter__(self) -> CheckpointWriter:
-        if self._operation is not None:
+        if not self._is_new:
             raise CheckpointError(
                 f"{self._job.target}: a writer is for one with block: make another"
             )
+        self._is_new = False
         writing = _PieceWrite(self._job)
-        self._operation = writing.operation
         writing.operation.happened("save_started")
         with writing.operation.failing("save_failed", "beginning"):
             writing.begin()
@@ -124,9 +122,7 @@ class CheckpointWriter:
         with self._turn:
             writing = self._begun()
             (item,) = prepare_item(name, tree, introduce({name: tree})[name], [self._job])
-            writing.refuse_clash(item)
-            with self._noting_failure():
-                writing.take(item)
+            self._take(writing, item)
 
     def declare(
         self, name: str, signature: TreeSignature, texts: Mapping[int, str], /
@@ -140,9 +136,7 @@ class CheckpointWriter:
             writing = self._begun()
             plan = plan_item(name, signature, self._job)
             named = {plan.names[position]: text for position, text in texts.items()}
-            writing.refuse_clash(item := PreparedItem(name, plan.record, plan, texts=named))
-            with self._noting_failure():
-                writing.take(item)
+            self._take(writing, PreparedItem(name, plan.record, plan, texts=named))
 
         def put(leaves: Iterable[tuple[int, np.ndarray[Any, Any]]]) -> None:
             with self._turn:
@@ -156,10 +150,15 @@ class CheckpointWriter:
 
         return put
 
-    def _begun(self) -> _PieceWrite:
+    def _take(self, writing: _PieceWrite, item: PreparedItem) -> None:
+        writing.refuse_clash(item)
+        with self._noting_failure():
+            writing.take(item)
+
+    def _begun(self, call: str = "add") -> _PieceWrite:
         """What writes; raises if nothing can be added (any more)."""
         if self._writing is None:
-            raise CheckpointError(f"{self._job.target}: add() is for inside of the with block")
+            raise CheckpointError(f"{self._job.target}: {call}() is for inside of the with block")
         if self._failure is not None:
             raise _given_up(self._job.target) from self._failure
         return self._writing
@@ -175,36 +174,26 @@ class CheckpointWriter:
     def set_metadata(self, metadata: Any) -> None:
         """Replaces the metadata that ``writer`` was given: what a conversion finds out inside the ``with`` block. TypeError if it is not JSON."""
         with self._turn:
-            if self._writing is None:
-                raise CheckpointError(
-                    f"{self._job.target}: set_metadata() is for inside of the with block"
-                )
-            self._writing.set_metadata(frozen_metadata(metadata))
+            writing = self._begun("set_metadata")
+            writing.fields = replace(writing.fields, metadata=frozen_metadata(metadata))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        writing, operation = self._writing, self._operation
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        writing, self._writing = self._writing, None
+        if writing is None or os.getpid() != HOME.pid:
+            return
         try:
-            if os.getpid() != HOME.pid or writing is None or operation is None:
-                return
-            with self._turn, operation.failing("save_failed", "beginning"):
-                self._writing = None
+            with self._turn, writing.operation.failing("save_failed", "beginning"):
                 if error is not None:
                     raise error
                 if self._failure is not None:
                     raise _given_up(self._job.target) from self._failure
                 writing.finish()
         except BaseException as failure:
-            if writing is not None:
-                writing.drop()
+            writing.drop()
             if failure is not error:
                 raise
-            return
-        operation.committed(writing.written_bytes, 0.0)
+        else:
+            writing.operation.committed(writing.written_bytes, 0.0)
 
 
 def _whole(name: str, leaf: PlannedLeaf, values: np.ndarray[Any, Any]) -> ArrayToWrite:
@@ -339,10 +328,6 @@ class _PieceWrite(Save):
                 writer.start()
             self._settle()
         self.commit()
-
-    def set_metadata(self, metadata: Any) -> None:
-        """What the record will hold."""
-        self.fields = replace(self.fields, metadata=metadata)
 
     def drop(self) -> None:
         """Waits for what is on its way, and removes everything that is not committed."""

@@ -204,23 +204,11 @@ def _described(leaf: Any, path: Path) -> LeafSpec:
 
 def _bound(array: Any) -> tuple[Any, bool]:
     """The sharding of an array, and whether it is committed; one object for all equal pairs."""
-    sharding = array.sharding
-    committed = getattr(array, "committed", True)
-    if (
-        type(sharding) is jax.sharding.SingleDeviceSharding
-    ):  # a new object for each array: look it up by device
-        (device,) = sharding.device_set
-        return _bound_to_device(device, sharding.memory_kind, committed)
-    return _bound_to(sharding, committed)
+    return _same_pair(array.sharding, getattr(array, "committed", True))
 
 
 @functools.lru_cache(1024)
-def _bound_to_device(device: Any, memory_kind: str | None, committed: bool) -> tuple[Any, bool]:
-    return jax.sharding.SingleDeviceSharding(device, memory_kind=memory_kind), committed
-
-
-@functools.lru_cache(1024)
-def _bound_to(sharding: Any, committed: bool) -> tuple[Any, bool]:
+def _same_pair(sharding: Any, committed: bool) -> tuple[Any, bool]:
     return sharding, committed
 
 
@@ -303,7 +291,6 @@ class LeafPlanner:
         self._process = process
         self._chunk_bytes = chunk_bytes
         self._turns = WriterTurns()
-        self._chunks: dict[Any, tuple[int, ...]] = {}
         # by ids of spec and of what the second value holds, and codec; no leaf, if each takes its turn
         self._known: dict[tuple[int, int, str | None], tuple[PlannedLeaf | None, Any]] = {}
 
@@ -314,11 +301,7 @@ class LeafPlanner:
         if known is None:
             known = self._known[key] = self._planned(spec, stored, codec)
         planned, cut = known
-        if planned is not None:
-            return planned
-        takes, size_bytes = self._takes(cut.shards)
-        as_it_is = cut.whole if takes else None
-        return PlannedLeaf(spec, cut.chunk, cut.held, takes, size_bytes, codec, as_it_is)
+        return self._leaf_of(spec, cut, codec) if planned is None else planned
 
     def _planned(
         self, spec: LeafSpec, stored: Any, codec: str | None
@@ -334,11 +317,12 @@ class LeafPlanner:
             takes = ((0, (region,)),)
             return PlannedLeaf(spec, chunk, None, takes, spec.stored_bytes, codec), None
         cut = self._cut(spec, stored)
-        if cut.alone is None:
-            return None, cut
-        takes, size_bytes = cut.alone
+        return None if cut.alone is None else self._leaf_of(spec, cut, codec), cut
+
+    def _leaf_of(self, spec: LeafSpec, cut: _Cut, codec: str | None) -> PlannedLeaf:
+        takes, size_bytes = cut.alone or self._takes(cut.shards)
         as_it_is = cut.whole if takes else None
-        return PlannedLeaf(spec, cut.chunk, cut.held, takes, size_bytes, codec, as_it_is), cut
+        return PlannedLeaf(spec, cut.chunk, cut.held, takes, size_bytes, codec, as_it_is)
 
     def _cut(self, spec: LeafSpec, stored: Any) -> _Cut:
         sharding, committed = stored
@@ -382,15 +366,10 @@ class LeafPlanner:
         """The chunk shape of an array; the same on all processes. No chunk crosses the borders of all shards,
         which ``cuts`` have. ``holders`` is the most processes that hold one region: each may write a part of it.
         """
-        key = (spec.dtype, cuts, holders, spec.stored_shape)
-        chunk = self._chunks.get(key)
-        if chunk is None:
-            itemsize = spec.numpy_dtype.itemsize
-            size_bytes = itemsize * max(map(region_size, cuts))
-            limit = shared_chunk_bytes(size_bytes, holders, self._chunk_bytes)
-            chunk = chunk_shape(spec.stored_shape, cuts, itemsize, limit)
-            self._chunks[key] = chunk
-        return chunk
+        itemsize = spec.numpy_dtype.itemsize
+        size_bytes = itemsize * max(map(region_size, cuts))
+        limit = shared_chunk_bytes(size_bytes, holders, self._chunk_bytes)
+        return chunk_shape(spec.stored_shape, cuts, itemsize, limit)
 
 
 def codecs_of(item: str, paths: Sequence[Path], rules: Rules) -> list[str | None]:

@@ -214,7 +214,7 @@ def _prepare_tree(
         transfer.stage(parts, options.snapshot)
         landing = _Landing(first.leaves, parts)
     else:
-        _bring_to_host(first.leaves, parts, copy_now, staged=False)
+        transfer.bring_to_host(parts, _on_devices(first.leaves, parts), copy_now, staged=False)
     sources: list[Any] = [None] * len(data)
     if any(job.links is not None for job in jobs):
         for position, spec in enumerate(signature.specs):
@@ -276,12 +276,8 @@ def _host_part(leaf: PlannedLeaf, value: Any, copy: Copy | None) -> np.ndarray[A
     return copy(host) if copy is not None and leaf.spec.kind == "numpy" else host
 
 
-def _bring_to_host(
-    leaves: Sequence[PlannedLeaf], parts: Parts, copy: Copy | None = None, *, staged: bool
-) -> None:
-    """Replaces shards on devices by host arrays that the caller cannot change; blocks meanwhile."""
-    places = [place for place in parts if leaves[place[0]].held is not None]
-    transfer.bring_to_host(parts, places, copy, staged=staged)
+def _on_devices(leaves: Sequence[PlannedLeaf], parts: Parts) -> list[tuple[int, int]]:
+    return [place for place in parts if leaves[place[0]].held is not None]
 
 
 @dataclass
@@ -301,7 +297,8 @@ class _Landing:
             if self.landed:
                 return
             try:
-                _bring_to_host(self.leaves, self.parts, staged=True)
+                places = _on_devices(self.leaves, self.parts)
+                transfer.bring_to_host(self.parts, places, staged=True)
                 self.landed = True
             except BaseException as error:
                 # as text: the error's traceback leads back here, and such a circle would hold the arrays
@@ -383,7 +380,7 @@ class SharedObjects:
             if known is None or known[0]() is not leaf:
                 # numpy's generators, which are small, take no weak references
                 is_array = spec.kind == "numpy"
-                held = weakref.ref(leaf) if is_array else functools.partial(_same, leaf)
+                held = weakref.ref(leaf) if is_array else lambda leaf=leaf: leaf
                 known = self._known[id(leaf)] = held, []
             known[1].append((item, position))
 
@@ -391,10 +388,6 @@ class SharedObjects:
         """For each object in several items, all places of it: item, and position of the leaf."""
         found = (places for _, places in self._known.values())
         return tuple(tuple(places) for places in found if len({item for item, _ in places}) > 1)
-
-
-def _same(leaf: Any) -> Any:
-    return leaf
 
 
 def prepare_json(name: str, item: Json, job: SaveJob) -> PreparedItem:

@@ -5,7 +5,6 @@ leads to them, and ``database`` decodes one; ``files`` reads files and objects, 
 other layouts through TensorStore.
 """
 
-from ckpt_core._storage._tensorstore import StoreContext as StoreContext
 from ckpt_core._storage.arrays import ForeignArray as ForeignArray
 from ckpt_core._storage.arrays import Values as Values
 from ckpt_core._storage.arrays import memory_bytes as memory_bytes
@@ -25,6 +24,7 @@ from ckpt_core._storage.files import coalesce as coalesce
 from ckpt_core._storage.location import INDEX_FILE as INDEX_FILE
 from ckpt_core._storage.location import KeyValues as KeyValues
 from ckpt_core._storage.location import Location as Location
+from ckpt_core._storage.location import StoreContext as StoreContext
 from ckpt_core._storage.location import backend_of as backend_of
 from ckpt_core._storage.location import new_context as new_context
 from ckpt_core._storage.location import open_keys as open_keys

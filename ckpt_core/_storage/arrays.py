@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
 import os
-import stat
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from ckpt_core._directory import size_of
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.record import parse_json
 from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._layout.chunks import chunk_count
 from ckpt_core._layout.regions import Region, region_slices
 from ckpt_core._options import KIB, MIB
-from ckpt_core._storage._tensorstore import StoreContext, answered, ts, unreadable
 from ckpt_core._storage.files import limit
-from ckpt_core._storage.location import Location
+from ckpt_core._storage.location import Location, StoreContext, answered, ts, unreadable
 
 _MAX_FOREIGN_BYTES = 2**46
 _MOST_COMPRESSED = 2**16
@@ -30,7 +28,6 @@ _MOST_COMPRESSED = 2**16
 _SMALL_BYTES = 256 * MIB
 _MOST_INNER_CHUNKS = 2**24
 BLOSC_HEADER_BYTES = 16
-_NO_SUCH_NAME = (errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
 _METADATA_FILES = ("zarr.json", ".zarray")
 _CONTAINER_LIMITS = (
     "/sys/fs/cgroup/memory.max",
@@ -134,20 +131,14 @@ def refuse_file(location: Location, name: str, most: int) -> None:
     """
     if not location.local:
         return
-    try:
-        status = os.stat((location / name).path)
-    except FileNotFoundError:
+    size_bytes = -1 if "\0" in name else size_of((location / name).path)
+    if size_bytes is None:
         return  # opening the file will report that
-    except (OSError, ValueError) as error:  # ValueError: a null character in the name
-        if getattr(error, "errno", errno.ELOOP) not in _NO_SUCH_NAME:
-            raise
-        what = f"cannot be opened: {error}"
-        raise CheckpointCorrupt(f"{location.path}: file {name} {what}", file=name) from error
-    if not stat.S_ISREG(status.st_mode):
-        raise CheckpointCorrupt(f"{location.path}: {name} is no regular file", file=name)
-    if status.st_size > most:
+    if size_bytes < 0:
+        raise CheckpointCorrupt(f"{location.path}: {name!r} is no regular file", file=name)
+    if size_bytes > most:
         raise CheckpointCorrupt(
-            f"{location.path}: file {name} has {status.st_size} bytes, and can have {most} at most: it is "
+            f"{location.path}: file {name} has {size_bytes} bytes, and can have {most} at most: it is "
             "damaged, and not read",
             file=name,
         )

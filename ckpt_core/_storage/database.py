@@ -22,10 +22,9 @@ import numpy as np
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.untrusted import decompress, most_bytes
 from ckpt_core._options import MIB
-from ckpt_core._storage._tensorstore import StoreContext, answered, ts, unreadable
 from ckpt_core._storage.arrays import refuse_file
 from ckpt_core._storage.files import DataFiles
-from ckpt_core._storage.location import INDEX_FILE, Location, range_of
+from ckpt_core._storage.location import INDEX_FILE, Location, StoreContext, range_of, ts, unreadable
 
 _MOST_NODE_BYTES = 128 * MIB
 """Maximum size of a node, stored and decompressed. Ours have 64 KiB; Orbax configures up to 100 MB."""
@@ -314,7 +313,7 @@ def read_index(
                 base: Any = ts.KvStore.open(item.spec(), context=context()).result()
                 read = functools.partial(_nodes_of_store, base)
                 if manifest is None:
-                    manifest = _value(base.read(INDEX_FILE).result(), INDEX_FILE)
+                    manifest = _value(base, INDEX_FILE)
             try:
                 root = decode_manifest(manifest)
             except Numbered:
@@ -340,7 +339,7 @@ def _newest_manifest(item: Location, context: StoreContext) -> bytes:
         raise ValueError("there is no numbered manifest")
     newest = max(names).decode(errors="surrogateescape")
     refuse_file(item, newest, most_bytes(INDEX_FILE))
-    return _value(base.read(newest).result(), newest)
+    return _value(base, newest)
 
 
 _UNREADABLE = (ValueError, TypeError, NotImplementedError, OverflowError)
@@ -419,6 +418,8 @@ def _collect(
         for batch in _batches(level):
             nodes = [below.node for below in batch]
             for below, data in zip(batch, read(nodes), strict=True):
+                if len(data) < below.node.size_bytes:
+                    raise _too_short(below.node)
                 content = decode_node(data, below.node.base)
                 own = 0 if isinstance(content, Leaf) else content.height
                 if height not in (None, own):
@@ -456,10 +457,7 @@ def _nodes_of_files(files: DataFiles, nodes: list[NodeRef]) -> Iterator[bytes]:
     for node in nodes:
         if node.offset + node.size_bytes > sys.maxsize:
             raise _too_short(node)
-        data = files.part(node.file, node.offset, node.size_bytes)
-        if len(data) < node.size_bytes:
-            raise _too_short(node)
-        yield data
+        yield files.part(node.file, node.offset, node.size_bytes)
 
 
 def _nodes_of_store(base: Any, nodes: list[NodeRef]) -> Iterator[bytes]:
@@ -472,8 +470,6 @@ def _nodes_of_store(base: Any, nodes: list[NodeRef]) -> Iterator[bytes]:
         data = range_of(base, node.file, future, node.offset, node.offset + node.size_bytes)
         if data is None:
             raise ValueError(f"{node.file} is missing")
-        if len(data) < node.size_bytes:
-            raise _too_short(node)
         yield data
 
 
@@ -482,11 +478,11 @@ def _too_short(node: NodeRef) -> ValueError:
     return ValueError(f"Requested byte range [{node.offset}, {stop}) is not in {node.file}")
 
 
-def _value(found: Any, file: str) -> bytes:
-    if found.state != "value":
-        answered(found, f"cannot read {file}")
+def _value(base: Any, file: str) -> bytes:
+    data = range_of(base, file, base.read(file), 0, sys.maxsize)
+    if data is None:
         raise ValueError(f"{file} is missing")
-    return found.value
+    return data
 
 
 def _children(node: Inner, below: _Below, ranges: list[KeyRange]) -> Iterator[_Below]:

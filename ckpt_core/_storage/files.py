@@ -20,15 +20,21 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ckpt_core._errors import CheckpointCorrupt, name_file
 from ckpt_core._options import KIB, MIB
 from ckpt_core._platform import DIRECT, READ
-from ckpt_core._storage._tensorstore import StoreContext, failure, is_shorter, ts
-from ckpt_core._storage.location import Location, range_of
+from ckpt_core._storage.location import (
+    Location,
+    StoreContext,
+    failure,
+    is_shorter,
+    range_of,
+    ts,
+)
 
 try:
     import resource
@@ -70,34 +76,10 @@ def coalesce(
     return reads
 
 
-class Files(Protocol):
-    """The data files of an item."""
-
-    piece_bytes: int | None  # read so much at once for one purpose; None: all of it
-
-    def read(
-        self, file: str, offset: int, target: np.ndarray[Any, Any], end: int | None = None
-    ) -> int:
-        """Reads from ``offset`` into ``target``; gives the bytes read, fewer at file end. This thread reads on up to ``end``, if given."""
-        ...
-
-    def mapped(self, file: str) -> np.ndarray[Any, Any] | None:
-        """All bytes of a file, memory-mapped; None if that is not possible."""
-        ...
-
-    def check(self, files: Iterable[str]) -> list[int]:
-        """Sizes of files, ``sys.maxsize`` where only a read can tell; CheckpointCorrupt if one is missing or larger than recorded."""
-        ...
-
-    def close(self) -> None:
-        """Closes all files; mappings live on in the arrays."""
-        ...
-
-
 class StoreFiles:
-    """Data files in an object store, of which ranges are fetched; see ``Files``."""
+    """Data files in an object store, of which ranges are fetched; see ``DataFiles``."""
 
-    piece_bytes = None
+    piece_bytes = None  # all of a range is read at once
 
     def __init__(self, location: Location, context: StoreContext) -> None:
         self._location = location
@@ -148,7 +130,7 @@ class _OpenFile:
 
 
 class DataFiles:
-    """Data files in a file system (see ``Files``); opens each once while they are not too many, and follows
+    """Data files in a file system; opens each once while they are not too many, and follows
     links. ``sizes_bytes`` has the maximum size of each file in the record. ``is_local`` says whether the
     file at a path may be memory-mapped, or read past the page cache by ``past_cache`` (None: nothing is).
     """
@@ -174,6 +156,7 @@ class DataFiles:
     def read(
         self, file: str, offset: int, target: np.ndarray[Any, Any], end: int | None = None
     ) -> int:
+        """Reads from ``offset`` into ``target``; gives the bytes read, fewer at file end. This thread reads on up to ``end``, if given."""
         opened = self._open.get(file) or self._opened(file)
         descriptor = opened.descriptor
         try:
@@ -262,6 +245,7 @@ class DataFiles:
             return opened
 
     def check(self, files: Iterable[str]) -> list[int]:
+        """Sizes of files, ``sys.maxsize`` where only a read can tell; CheckpointCorrupt if one is missing or larger than recorded."""
         found: list[int] = []
         for file in files:
             if file not in self._sizes:
@@ -296,6 +280,7 @@ class DataFiles:
         return CheckpointCorrupt(f"file {file} {what}", file=f"{folder}/{file}")
 
     def close(self) -> None:
+        """Closes all files; mappings live on in the arrays."""
         while self._open:
             self._open.popitem()[1].close()
         self._mapped.clear()

@@ -23,10 +23,10 @@ from ckpt_core._layout.chunks import BLOCK_BYTES, blocks, chunk_key, keyed_parts
 from ckpt_core._layout.regions import Region, region_slices
 from ckpt_core._layout.writers import INLINE_BYTES
 from ckpt_core._options import KIB, MIB, codec_parts
-from ckpt_core._storage._tensorstore import settled, ts, unreadable
 from ckpt_core._storage.arrays import BLOSC_HEADER_BYTES, refuse_blosc, refuse_without_memory
 from ckpt_core._storage.encode import Rows
-from ckpt_core._tree.leaves import LeafSpec
+from ckpt_core._storage.location import settled, ts, unreadable
+from ckpt_core._tree.leaves import LeafSpec, dtype_from_name
 
 _WATCH_SECS = 0.1
 _COPIED_BYTES = 16 * KIB
@@ -338,7 +338,7 @@ def zarr_metadata(
     dtype: str, shape: Sequence[int], chunk: Sequence[int], codec: str | None
 ) -> dict[str, Any]:
     """``zarr.json`` of an array (zarr-specs, core v3)."""
-    itemsize = np.dtype(_numpy_name(dtype)).itemsize
+    itemsize = dtype_from_name(dtype).itemsize
     codecs: list[dict[str, Any]] = [{"name": "bytes"}]
     if itemsize > 1:
         codecs[0]["configuration"] = {"endian": "little"}
@@ -369,12 +369,6 @@ def _compressor(codec: str, itemsize: int) -> dict[str, Any]:
         "blocksize": 0,
     }
     return {"name": "blosc", "configuration": configuration}
-
-
-def _numpy_name(dtype: str) -> Any:
-    import ml_dtypes
-
-    return getattr(ml_dtypes, dtype, dtype)
 
 
 def _fill_value(dtype: str) -> Any:

@@ -23,7 +23,6 @@ from ckpt_core._directory import (
     read_secret,
     this_machine,
     this_network,
-    write_pieces,
 )
 from ckpt_core._errors import BarrierTimeout, CheckpointCorrupt, CheckpointError
 from ckpt_core._exchange import (
@@ -329,7 +328,7 @@ def bring(key: Key, pieces: Pieces, target: Target) -> None:
     ) as attempt:
         for position, name in enumerate(record.beside, 1):
             content = _bounded(pieces(position), record.files[name].size_bytes, name)
-            write_pieces(os.path.join(attempt.path, name), content, durable=target.durable)
+            attempt.write_data(name, content)
         attempt.make_durable(RECORD_FILE, head)
         report = verify(attempt.path, options=Options(max_host_bytes=_VERIFY_BYTES))
         if not report.ok:
