@@ -96,8 +96,7 @@ class Fit:
         self._data.kept.set(resumed.dataset)
         _progress.set_random_state(resumed.random_state)
         _progress.set_states(self._arguments.track, resumed.callbacks)
-        if resumed.averages_swapped:
-            self.averages.restored(trains=True)
+        self.averages.restored(swapped=resumed.averages_swapped, trains=True)
         for variable, value in self._running_means:
             variable.assign(value)
         self._running_means = []
@@ -199,7 +198,7 @@ class Fit:
     def _leave_averages(self) -> None:
         """If no epoch follows, the end of fit copies averages to the weights, as after the last epoch."""
         if self._progress.averages_swapped:
-            self.averages.restored(trains=False)
+            self.averages.restored(swapped=True, trains=False)
             self._progress.averages_swapped = False
             if self._entering is not None:
                 self._entering.averages_swapped = False
@@ -383,8 +382,8 @@ class Averages:
         if averages and own.use_ema:
             self._pairs += zip(own._trainable_variables, averages, strict=True)
         kind = keras.callbacks.SwapEMAWeights
-        swappers: list[Any] = [one for one in callbacks.callbacks if isinstance(one, kind)]
-        swapper = next((one for one in swappers if one.swap_on_epoch), None)
+        self._swappers: list[Any] = [one for one in callbacks.callbacks if isinstance(one, kind)]
+        swapper = next((one for one in self._swappers if one.swap_on_epoch), None)
         self._swapper = swapper if self._pairs else None
         self._trained: list[Any] = []
 
@@ -421,14 +420,13 @@ class Averages:
                 average.assign(value)
             self._trained = []
 
-    def restored(self, *, trains: bool) -> None:
-        """Handles a restored state that was saved swapped. If no epoch follows, the end of fit copies the averages'
-        variables into the model, as after the last one.
+    def restored(self, *, swapped: bool, trains: bool) -> None:
+        """Has the trained weights of a restored state in the model, also where Ctrl-C left a callback in the middle of its
+        swap. If no epoch follows, the end of fit copies the averages' variables into the model, as after the last one.
         """
-        if trains and self._swapper is not None:
-            self._swapper._ema_weights_in_model = True
-            return
-        for weight, average in self._pairs:
+        for swapper in self._swappers:
+            swapper._ema_weights_in_model = False
+        for weight, average in self._pairs if swapped else ():
             trained, averaged = average.value, weight.value
             average.assign(averaged)
             if trains:

@@ -48,11 +48,8 @@ class Journal(Callback):
 
 
 def interrupted(model, callbacks, data=None, **arguments):
-    try:
+    with pytest.raises(KeyboardInterrupt):
         fit(model, callbacks, data, **arguments)
-    except KeyboardInterrupt:
-        return
-    raise AssertionError("fit was to be interrupted")
 
 
 def fit(model, callbacks, data=None, **arguments):
@@ -71,10 +68,7 @@ def grain_data():
     return grain.MapDataset.source(source).shuffle(3).to_iter_dataset().batch(8)
 
 
-@pytest.mark.parametrize(
-    ("save_freq", "given"),
-    [(3, False), (6, True)],
-)
+@pytest.mark.parametrize(("save_freq", "given"), [(3, False), (6, True)])
 @pytest.mark.filterwarnings("error")
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
@@ -125,13 +119,9 @@ def test_batches_of_another_size_go_on_at_the_same_samples(tmp_path, now, skippe
     interrupted(km.small(), [Stop(11), first], epochs=2)
     assert steps(tmp_path)[-1] == 11
     model, journal = km.small(1), Journal()
+    callbacks = [journal, OrbaxCheckpointCallback(tmp_path, save_freq=1)]
     with pytest.warns(UserWarning, match=text):
-        km.fit(
-            model,
-            [journal, OrbaxCheckpointCallback(tmp_path, save_freq=1)],
-            epochs=2,
-            batch_size=now,
-        )
+        km.fit(model, callbacks, epochs=2, batch_size=now)
     batches = [entry[1] for entry in journal.calls if entry[0] == "batch"]
     assert batches == list(range(skipped, 48 // now))
     ends = [entry[1] for entry in journal.calls if entry[0] == "end"]
@@ -223,13 +213,23 @@ def test_swapped_averages_go_on_exactly(tmp_path, first, validation):
     ended, _ = run(tmp_path / "b", 0, first)
     # what is in the model after an epoch is what others get: the averages
     loaded = ckpt_keras.load_model(tmp_path / "b")
-    km.assert_same(
-        [np.array(v.value) for v in ended.trainable_variables],
-        [np.array(v.value) for v in loaded.trainable_variables],
-    )
+    averages = ([np.array(v.value) for v in one.trainable_variables] for one in (ended, loaded))
+    km.assert_same(*averages)
     resumed, rest = run(tmp_path / "b", 1, 3)
     assert rest == {name: values[first:] for name, values in logs.items()}
     km.assert_same(km.values(straight), km.values(resumed))
+
+
+@pytest.mark.parametrize("each_epoch", [True, False])
+def test_ctrl_c_in_a_validation_and_the_same_callbacks_again(tmp_path, each_epoch):
+    straight, arguments = averaged(0), {"epochs": 3, "validation_split": 0.25}
+    swaps = [keras.callbacks.SwapEMAWeights(swap_on_epoch=each_epoch) for _ in range(2)]
+    km.fit(straight, swaps[:1], **arguments)
+    model = averaged(0)
+    callbacks = [OrbaxCheckpointCallback(tmp_path, save_freq=3), swaps[1]]
+    interrupted(model, [*callbacks, Stop(validation=1)], **arguments)
+    km.fit(model, callbacks, **arguments)
+    km.assert_same(km.values(straight), km.values(model))
 
 
 def test_a_second_fit_with_averages(tmp_path):
