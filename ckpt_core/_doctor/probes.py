@@ -169,14 +169,11 @@ def _probe_store(location: Location, probe_bytes: int) -> Store:
 
 def _outside(location: Location) -> Location:
     """The location, or the one around the checkpoint in which it lies."""
-    outside, place = location, location
-    bucket = len(location.path.split("/")[:3])  # scheme, nothing, name
-    while len(place.path.split("/")) > bucket:
-        above = replace(place, path=place.path.rpartition("/")[0])
-        keys = open_keys(place)
+    outside, parts = location, location.path.split("/")
+    for count in range(len(parts), 3, -1):  # down to the bucket: scheme, nothing, name
+        keys = open_keys(replace(location, path="/".join(parts[:count])))
         if any(keys.get(sign, first_bytes=1) is not None for sign in SIGNS):
-            outside = above
-        place = above
+            outside = replace(location, path="/".join(parts[: count - 1]))
     return outside
 
 
