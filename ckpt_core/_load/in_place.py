@@ -36,13 +36,15 @@ class InPlace:
     _begun: dict[str, ItemPlan] = field(default_factory=dict[str, ItemPlan])  # set in part, by name
     _early: dict[str, Any] = field(default_factory=dict[str, Any])  # values of what begin() has set
     _setting: bool = False  # an object is being set
-    _set: list[str] = field(default_factory=list[str])  # names of the items set as a whole
+    _set: list[ItemPlan] = field(
+        default_factory=list[ItemPlan]
+    )  # with an object that was set as a whole
 
     def begin(self, plans: Sequence[ItemPlan]) -> None:
         """Sets the data pipelines, before arrays are read."""
         for plan in plans:
             if plan.is_pipeline:
-                self._set.append(plan.name)
+                self._set.append(plan)
                 self._setting = True
                 self._early[plan.item.name] = plan.make([])
                 self._setting = False
@@ -84,7 +86,7 @@ class InPlace:
                 values.append(self._early[plan.item.name])
                 continue
             if plan.live and plan.item.name not in self._begun:
-                self._set.append(plan.name)
+                self._set.append(plan)
             self._setting = True
             values.append(plan.make(read))
             self._setting = False
@@ -99,8 +101,9 @@ class InPlace:
         except Exception as failure:
             error.add_note(f"ckpt: cleaning up after the failed restore failed, too: {failure}")
         if self._set:
+            names = ", ".join(plan.name for plan in self._set)
             error.add_note(
-                f"ckpt: {', '.join(self._set)} {'was' if len(self._set) == 1 else 'were'} {SET}, or while it did: restore again, "
+                f"ckpt: {names} {'was' if len(self._set) == 1 else 'were'} {SET}, or while it did: restore again, "
                 "or create it again"
             )
         if self._begun:

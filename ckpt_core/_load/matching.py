@@ -154,7 +154,9 @@ def _matched(item: SavedItem, wanted: TargetTree, request: Request) -> Match:
     """For each leaf of the target the position of its saved leaf; and all differences."""
     rules, left_alone = request.rules, frozenset[str]()
     flat, places = wanted.flat, wanted.places
-    if wanted.live or not isinstance(item, NativeItem):  # else the paths are those of the target
+    # else the paths are those of the target
+    aligns = wanted.live and hasattr(_adapters.adapter_for(wanted.like), "align")
+    if aligns or request.renames or not isinstance(item, NativeItem):
         item, rules, left_alone = under_wanted_paths(item, wanted, request)
     selected = None if request.only is None else _selection(request.only, item.name, wanted.like)
     everything = selected is None

@@ -367,7 +367,9 @@ class ExtentReader:
         dtype = self._specs[leaf].numpy_dtype
         if crcs is None:
             read = functools.partial(self._read, leaf, extent, None)
-            reads = ReadsOf(read, dtype, stored.gap_bytes)
+            # of a tensor a load may want few columns; of a chunk, which is a shard, mostly all
+            gap_bytes = stored.gap_bytes if isinstance(stored, StoredTensors) else None
+            reads = ReadsOf(read, dtype, gap_bytes)
             regions = [region for region, _ in shares]
             for piece in pieces(chunk, dtype.itemsize, regions, PIECE_BYTES):
                 parts: list[Share] = [

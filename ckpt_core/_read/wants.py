@@ -27,9 +27,7 @@ class Want(NamedTuple):
     leaf: int  # its position in the item
     regions: list[Region]  # of the stored array, that this process reads
     mapped: bool = False  # the file may be memory-mapped: a jax array must share no memory with one
-    sharding: Any = (
-        None  # of the loaded array; None: on the host, or uncommitted on the default device
-    )
+    sharding: Any = None  # of the loaded array; None: on the host or uncommitted
     # The reader may cast to it block by block, so that memory never holds both; or it returns the stored dtype.
     dtype: np.dtype[Any] | None = None
     spec: LeafSpec | None = None  # of the result; None: as it is stored
