@@ -18,7 +18,7 @@ from ckpt_core._errors import RefusedArgument
 from ckpt_core._fork import HOME, forked
 from ckpt_core._format import orbax_write
 from ckpt_core._format.plain_json import numbers_in, refuse_keys
-from ckpt_core._format.record import RECORD_FILE, RESERVED_FOLDERS, ItemRecord, folder_of
+from ckpt_core._format.record import FOLDERS, RECORD_FILE, RESERVED_FOLDERS, ItemRecord
 from ckpt_core._items import Json
 from ckpt_core._lazy import JAX_SETTINGS, jax
 from ckpt_core._options import METRICS_ARE_NUMBERS, Options, refuse_args, refuse_arguments, unnamed
@@ -127,7 +127,7 @@ class PreparedItem:
     @functools.cached_property
     def folder(self) -> str:
         """The item's directory, relative to the checkpoint."""
-        return folder_of(self.name)
+        return FOLDERS.get(self.name, self.name)
 
     @property
     def names(self) -> tuple[str, ...]:
