@@ -224,14 +224,17 @@ def _refuse_unreadable(record: Record, data: bytes, sizes_bytes: dict[str, int])
 
 def _dump_item(item: ItemRecord) -> dict[str, Any]:
     nodes, statics = dump_tree(item.tree)
-    types: dict[LeafRecord, int] = {}
-    positions = [types.setdefault(leaf, len(types)) for leaf in item.leaves]
+    types = {id(leaf): leaf for leaf in item.leaves}  # leaves that are alike share one object
+    position = {which: n for n, which in enumerate(types)}
     return {
         "form": item.form,
         "process_count": item.process_count,
         "nodes": nodes,
-        "leaf_types": [leaf.dump() for leaf in types],
-        "leaves": positions,
+        "leaf_types": [
+            [spec.kind, spec.dtype, spec.shape, chunk, spec.detail, sharding, codec]
+            for spec, chunk, sharding, codec in types.values()
+        ],
+        "leaves": [position[id(leaf)] for leaf in item.leaves],
         "shardings": item.shardings,
         **({"notes": item.notes} if item.notes else {}),  # since 0.2
         **({"statics": statics} if statics else {}),  # since 0.2
@@ -285,8 +288,10 @@ def load_record(data: bytes) -> Record:
             part=Part.load(value["part"]) if "part" in value else None,  # since 0.2
             parent=(int(parent[0]), str(parent[1])) if parent else None,
             shared=_checked_across(
-                value.get("shared", ()), {name: item.leaves for name, item in items.items()}
-            ),  # since 0.2
+                value["shared"], {name: item.leaves for name, item in items.items()}
+            )
+            if "shared" in value
+            else (),  # since 0.2
         )
     except (CheckpointCorrupt, NewerFormat):
         raise
@@ -309,7 +314,12 @@ def _load_item(value: dict[str, Any], version: int, bounds: TreeBounds) -> ItemR
     described = positions if version == 1 else value["leaf_types"]
     codec = value.get("codec")  # in version 1 that of all leaves without their own
     types = tuple(_load_leaf(leaf, len(shardings), codec) for leaf in described)
-    leaves = types if version == 1 else _at(positions, types)
+    leaves = types
+    if version > 1:
+        are_whole = _NUMBERS.issuperset(map(type, positions))
+        if not are_whole or (positions and not 0 <= min(positions) <= max(positions) < len(types)):
+            raise ValueError("a leaf of a type that is not there")
+        leaves = tuple([types[n] for n in positions])
     if value["form"] not in ("tree", "process", "files", "json"):
         raise ValueError(f"unknown form of an item {value['form']!r}")
     count = value["process_count"]
@@ -323,7 +333,7 @@ def _load_item(value: dict[str, Any], version: int, bounds: TreeBounds) -> ItemR
         shardings=shardings,
         process_count=count,
         notes=tuple(map(file_name, value.get("notes", ()))),
-        shared=_checked_shared(value.get("shared", ()), leaves),  # since 0.2
+        shared=_checked_shared(value["shared"], leaves) if "shared" in value else (),
     )
 
 
@@ -339,27 +349,10 @@ class LeafRecord(NamedTuple):
     sharding: int | None = None  # index into ``ItemRecord.shardings``
     codec: str | None = None  # name of its compression
 
-    def dump(self) -> list[Any]:
-        """The leaf as JSON values."""
-        spec = self.spec
-        return [
-            *(spec.kind, spec.dtype, spec.shape, self.chunk, spec.detail),
-            *(self.sharding, self.codec),
-        ]
-
-
-def _at(positions: Any, types: Sequence[LeafRecord]) -> tuple[LeafRecord, ...]:
-    """The type at each position; raises ValueError if one is not there."""
-    if not _NUMBERS.issuperset(map(type, positions)) or (
-        positions and not 0 <= min(positions) <= max(positions) < len(types)
-    ):
-        raise ValueError("a leaf of a type that is not there")
-    return tuple(map(types.__getitem__, positions))
-
 
 def _load_leaf(value: list[Any], shardings: int, common: Any) -> LeafRecord:
-    """What ``LeafRecord.dump`` gave, of an item with so many shardings; ``common`` is the codec where the value has none. Raises
-    ValueError or TypeError for anything else.
+    """A type of leaves, of an item with so many shardings; ``common`` is the codec where the value has none. Raises ValueError or
+    TypeError if ckpt did not write it.
     """
     kind, dtype, shape, chunk, detail, sharding, codec = (*value, common)[:7]
     shape, chunk = tuple(shape), tuple(chunk)
@@ -374,12 +367,26 @@ def _load_leaf(value: list[Any], shardings: int, common: Any) -> LeafRecord:
             raise ValueError(f"impossible {name} {sizes!r}")
     if sharding is not None and (type(sharding) is not int or not 0 <= sharding < shardings):
         raise ValueError("a leaf refers to a sharding that is not there")
-    if type(kind) is not str or type(detail) is not str:
-        raise ValueError(f"impossible kind of a leaf {str([kind, detail])[:80]}")
-    if kind not in KINDS:
-        raise ValueError(f"unknown kind of leaf {kind!r}")
     if type(dtype) is not str:
         raise ValueError(f"dtype {dtype!r} is not one that a checkpoint holds")
+    if type(kind) is not str or type(detail) is not str:
+        raise ValueError(f"impossible kind of a leaf {str([kind, detail])[:80]}")
+    return _checked_leaf(kind, dtype, shape, chunk, detail, sharding, codec)
+
+
+@functools.lru_cache(4096)
+def _checked_leaf(
+    kind: str,
+    dtype: str,
+    shape: tuple[int, ...],
+    chunk: tuple[int, ...],
+    detail: str,
+    sharding: int | None,
+    codec: str | None,
+) -> LeafRecord:
+    """A validated leaf; cached, so equal leaves share one object."""
+    if kind not in KINDS:
+        raise ValueError(f"unknown kind of leaf {kind!r}")
     if dtype and kind != "key":
         dtype_from_name(dtype)
     spec = leaf_spec(kind, dtype, shape, detail)

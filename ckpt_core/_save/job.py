@@ -28,12 +28,12 @@ from ckpt_core._fork import HOME, forked
 from ckpt_core._format import orbax_write
 from ckpt_core._format.plain_json import numbers_in, refuse_keys
 from ckpt_core._format.record import (
+    FOLDERS,
     RECORD_FILE,
     RESERVED_FOLDERS,
     FileRecord,
     ItemRecord,
     dump_json,
-    folder_of,
 )
 from ckpt_core._items import Json
 from ckpt_core._lazy import JAX_SETTINGS, jax
@@ -139,7 +139,7 @@ class PreparedItem:
     @functools.cached_property
     def folder(self) -> str:
         """The item's directory, relative to the checkpoint."""
-        return folder_of(self.name)
+        return FOLDERS.get(self.name, self.name)
 
     @property
     def names(self) -> tuple[str, ...]:

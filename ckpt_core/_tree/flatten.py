@@ -27,7 +27,7 @@ from ckpt_core._tree.fields import (
     refuse_more_than_fields,
     refuse_unset,
 )
-from ckpt_core._tree.static import is_lost, plain_parts, static_text
+from ckpt_core._tree.static import is_lost, static_text
 from ckpt_core.arguments import an
 
 Key = str | int | tuple[Any, ...]
@@ -212,9 +212,9 @@ class _Walk:
             node = self.visit(value.state, path)
             if node.kind != "dict":
                 return node
-            constants = {"constants": plain_parts(value.constants)}
-            static = json.dumps(constants, separators=(",", ":"))
-            return dataclasses.replace(node, static=static)
+            numbers = value.constants.items()
+            told = {name: ["float", x.hex()] if type(x) is float else x for name, x in numbers}
+            return dataclasses.replace(node, static=json.dumps({"constants": told}))
         if len(path) > MAX_DEPTH:
             where = f"{format_path(path)[:200]}..."
             raise refused(value, where, f"nested more than {MAX_DEPTH} levels deep")
