@@ -31,7 +31,7 @@ class Pending:
         self._value: Any = None
         self._error: BaseException | None = None
         self.unreported: BaseException | None = None  # the error, until a caller has received it
-        self._failed = False
+        self.ended = self._failed = False  # ended: as done(), for those who ask often
         self._claim = threading.Lock()  # taken once: by the work's thread or by abandon
         self._abandoned = self._launched = False
         self._ident: int | None = None
@@ -64,7 +64,7 @@ class Pending:
             self._error = CheckpointError(f"{self.path}: was never started")
             self._work = None
             unfinished.discard(self)
-            self._ended.set()
+            self._end()
         return self._abandoned
 
     def _run_here(self) -> None:
@@ -91,18 +91,22 @@ class Pending:
             self._work = None
             if self._error is None or isinstance(self, PendingLoad):
                 unfinished.discard(self)  # nothing to report at exit
-            self._ended.set()
+            self._end()
+
+    def _end(self) -> None:
+        self.ended = True
+        self._ended.set()
 
     def done(self) -> bool:
         """Whether the work has ended, successfully or not."""
-        return self._ended.is_set()
+        return self.ended
 
     def wait(self, timeout_secs: float | None = None) -> bool:
         """Blocks until the work has ended or the timeout; returns whether it has ended, and does not raise its error.
         Raises CheckpointError in the thread of the work, as in a listener: a deadlock; ForkedProcess in a forked
         child, where the thread does not exist.
         """
-        if self.done():
+        if self.ended:
             return True
         if os.getpid() != HOME.pid:
             raise forked()
@@ -115,7 +119,7 @@ class Pending:
 
     def is_this_thread(self) -> bool:
         """Whether the current thread is the one that runs the work."""
-        return threading.get_ident() == self._ident and not self.done()
+        return threading.get_ident() == self._ident and not self.ended
 
     def raise_unreported(self, note: str) -> None:
         """Raises the error of the work with ``note`` added, if no caller has received it; drops the reference to it."""
@@ -237,7 +241,7 @@ def _remember(pending: Pending) -> None:
         _at_exit.append("early")
         atexit.register(_finish)
     for other in list(unfinished):
-        if other.done() and other.unreported is None:
+        if other.ended and other.unreported is None:
             unfinished.discard(other)
     unfinished.add(pending)
 
@@ -276,7 +280,7 @@ def _finish() -> None:
 
 def _is_running(pending: Pending) -> bool:
     # Work whose thread was never launched would never end.
-    return pending._launched and not pending.done()  # pyright: ignore[reportPrivateUsage]
+    return pending._launched and not pending.ended  # pyright: ignore[reportPrivateUsage]
 
 
 def _finish_last() -> None:

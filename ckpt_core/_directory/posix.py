@@ -21,6 +21,7 @@ from ckpt_core._directory.locks import SHARED, Claim, LockFile, deleting, is_loc
 from ckpt_core._directory.owner import is_dead, lives
 from ckpt_core._directory.paths import refuse_lost_link, refuse_path
 from ckpt_core._directory.syscalls import (
+    ABSENT,
     cannot_write,
     exchange,
     kind_at,
@@ -140,7 +141,13 @@ class PosixBackend(Backend):
             sync_directory(path)
 
     def exists(self, path: str) -> bool:
-        return bool(kind_at(path, follow=False))
+        try:
+            os.lstat(path)
+        except OSError as error:
+            if error.errno in ABSENT:
+                return False
+            raise
+        return True
 
     def look(self, path: str) -> Look:
         found, hidden = list[str](), frozenset[str]()

@@ -96,13 +96,13 @@ class SaveSlot:
     def running(self) -> bool:
         """Whether a save is being written now."""
         now = self._now
-        return now is not None and not now[0].done()
+        return now is not None and not now[0].ended
 
     @property
     def step(self) -> int | None:
         """The step of the save that is running now."""
         now = self._now
-        return None if now is None or now[0].done() else now[1]
+        return None if now is None or now[0].ended else now[1]
 
     @property
     def is_this_thread(self) -> bool:

@@ -52,8 +52,14 @@ _OF_METRICS = "metrics", "json"
 """Name and form of an item whose values stand where Orbax looks for metrics, too."""
 
 
-NOTHING = ...
-"""Default of the argument ``state``, since None is a valid state."""
+class _Nothing:
+    """Default of the argument ``state``, since None is a valid state."""
+
+    def __repr__(self) -> str:
+        return "..."  # what help() shows of the argument
+
+
+NOTHING = _Nothing()
 
 
 class Guard(Protocol):
