@@ -218,7 +218,7 @@ def test_the_first_screen():
         "(docs/performance.md)",
         "images/resumed.svg",
         "```python",
-        "ckpt.load(",
+        'ckpt.load("runs/tree"',
         "## Your framework",
         "make demo",
     )
