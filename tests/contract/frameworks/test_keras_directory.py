@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import subprocess
@@ -15,6 +16,7 @@ import ckpt_core as ckpt
 import ckpt_keras
 from tests.support import children
 from tests.support import keras_models as km
+from tests.support.refusals import refuse
 
 keras = km.keras
 compiled_once = km.compiled_once
@@ -314,3 +316,21 @@ def test_ckpt_keras_imports_keras_late_and_names_the_backend_to_set():
     done = python(code, **environment)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "there" in done.stdout or "Set KERAS_BACKEND=jax before Keras is imported" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "call", [load_model, lambda path: ckpt_keras.restore(path, km.small())], ids=["load", "restore"]
+)
+def test_a_directory_that_cannot_be_looked_at(tmp_path, monkeypatch, call):
+    refuse(monkeypatch, tmp_path, errno.EIO, calls=("stat",), below=False)
+    with pytest.raises(OSError) as raised:
+        call(tmp_path)
+    assert raised.value.errno == errno.EIO
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ESTALE])
+def test_a_fit_in_a_directory_that_cannot_be_looked_at(tmp_path, monkeypatch, number):
+    refuse(monkeypatch, tmp_path, number, calls=("stat", "lstat"), below=False)
+    with pytest.raises(OSError) as raised:
+        run(tmp_path)
+    assert raised.value.errno == number

@@ -119,3 +119,23 @@ def function(descriptor, size):
     with pytest.raises(OSError, match=f"'{path / name}'") as caught:
         ckpt.load(path)
     assert caught.value.errno == errno.EIO
+
+
+def test_a_step_without_its_record(steps):
+    """The marker without the record: files that were copied in part, or damage. Never loaded."""
+    (steps / "4" / "ckpt.json").unlink()
+    with unchanged(steps), pytest.raises(ckpt.CheckpointCorrupt, match=r"ckpt\.json"):
+        ckpt.load(steps / "4")
+    with ckpt.Checkpointer(steps) as checkpointer:
+        with pytest.warns(RuntimeWarning, match="step 4"):
+            restored = checkpointer.restore_latest(state=tree(0))
+        assert restored.step == 3
+        assert_tree(restored["state"], 3)
+
+
+def test_reading_a_directory_that_does_not_exist(tmp_path):
+    """An evaluator may start before the training: it sees no steps, and makes nothing."""
+    with unchanged(tmp_path), ckpt.Checkpointer(tmp_path / "run", read_only=True) as checkpointer:
+        assert list(checkpointer.all_steps()) == []
+        with pytest.raises(ckpt.CheckpointNotFound):
+            checkpointer.load(3)

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ckpt_core as ckpt
@@ -203,3 +204,36 @@ def test_a_directory_that_is_one_checkpoint(directory):
         assert f"make the Checkpointer on {directory}" in str(caught.value)
     with start(directory) as checkpointer:
         assert checkpointer.all_steps() == [5]
+
+
+def test_a_claim_that_comes_while_another_writer_leaves(tmp_path, monkeypatch):
+    """It is put back, and the new writer goes on."""
+    older, newer = start(tmp_path), start(tmp_path)
+    save(older, 0, OLD)
+    rename, claimed = os.rename, list[str]()
+
+    def claimed_first(source: str, target: str) -> None:
+        if os.path.basename(source) == OWNER and not claimed:
+            claimed.append(source)
+            assert resume(newer) == 0
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", claimed_first)
+        older.close()
+    assert claimed and sorted(os.listdir(tmp_path)) == [OWNER, "0"]
+    save(newer, 1, NEW)
+    newer.close()
+    assert sorted(os.listdir(tmp_path)) == ["0", "1"]
+
+
+def test_a_step_of_orbax_is_one_checkpoint(tmp_path):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(3, args=ocp.args.StandardSave({"w": np.ones(3)}))
+        manager.wait_until_finished()
+    for name in ("3", "3/default"):
+        with pytest.raises(ckpt.CheckpointExists, match="is one checkpoint"):
+            start(tmp_path / "run" / name)
+    with start(tmp_path / "run") as checkpointer:
+        assert checkpointer.all_steps() == [3]

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -107,3 +108,44 @@ def test_a_run_that_was_opened_and_has_not_claimed_its_folder_lives(fast, read_o
     assert not fast.runs()[str(made)]["in_use"]
     fast.remove_all()
     assert not made.exists()
+
+
+def test_links_and_files_that_are_named_as_runs_are_none(fast, tmp_path):
+    made = fast.ended("a")
+    moved = made.rename(tmp_path / made.name)
+    made.symlink_to(moved)
+    (fast.local / f"run-{'0' * 16}-{'1' * 8}").write_text("a file")
+    assert fast.runs() == {}
+    fast.remove_all()
+    assert (moved / "process_0-of-1" / "1").is_dir()
+
+
+def test_an_owner_file_that_cannot_be_read_says_nothing(fast):
+    made = fast.ended("a")
+    (owner,) = made.glob("process_*/.ckpt-owner")
+    owner.unlink()
+    owner.symlink_to("nowhere")
+    assert fast.runs()[str(made)]["in_use"]
+    fast.remove_all()
+    assert made.is_dir()
+
+
+def test_a_run_that_saves_meanwhile_is_listed(fast):
+    """Steps come and go while they are looked at."""
+    with fast.start("a") as live:
+        done = threading.Event()
+
+        def train() -> None:
+            for step in range(60):
+                live.save(step, {"w": np.ones(4)})
+            done.set()
+
+        thread = threading.Thread(target=train)
+        live.save(0, {"w": np.ones(4)})
+        thread.start()
+        while not done.is_set():
+            (run,) = fast.runs().values()
+            assert run["in_use"]
+            fast.remove_all()
+        thread.join()
+        assert live.all_steps() == [0, 59]

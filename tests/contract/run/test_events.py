@@ -203,3 +203,25 @@ def test_the_progress_bar(kind, terminal, monkeypatch):
     bar(event("progress", bytes=50, total_bytes=100, secs=1.0))
     bar(event("committed", bytes=100))
     assert ("saving step 7" in out.getvalue()) is terminal
+
+
+def test_one_listener_that_raises_hides_nothing_from_the_others():
+    seen: list[Any] = []
+
+    def broken(event: Any) -> None:
+        raise ValueError("broken")
+
+    ckpt.events.each(broken, seen.append, seen.append)(ckpt.Event(kind="deleted", path="/x"))
+    assert len(seen) == 2
+
+
+def test_a_listener_of_jax_monitoring_that_raises_costs_nothing(tmp_path):
+    def broken(name: str, secs: float, **_: Any) -> None:
+        raise ValueError("broken")
+
+    jax.monitoring.register_event_duration_secs_listener(broken)
+    try:
+        ckpt.save(tmp_path / "one", STATE)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(broken)
+    assert ckpt.verify(tmp_path / "one").ok

@@ -191,3 +191,29 @@ def test_an_answer_that_never_came_destroys_nothing(store, overwrite, error, mon
             ckpt.save(store, tree(2), overwrite=overwrite)
     assert is_visible(caught.value)
     assert value_at(store) == 2
+
+
+def test_a_refused_deletion_after_the_commit_fails_no_save(server, caplog):
+    server.fault = lambda request: 403 if request.kind == "delete" else None
+    url = f"{server.root}/1"
+    ckpt.save(url, tree(1))
+    ckpt.save(url, tree(2), overwrite=True)
+    server.fault = lambda _: None
+    assert value_at(url) == 2 and ckpt.verify(url).ok
+    assert "cannot be deleted" in caplog.text
+
+
+def test_orbax_sees_the_commit_last_and_its_end_first(server):
+    with ckpt.Checkpointer(f"{server.root}/run") as checkpointer:
+        checkpointer.save(1, items={"model": tree(1), "other": tree(1)})
+        checkpointer.wait_until_finished()
+        puts = [request.name for request in server.requests if request.kind == "put"]
+        assert puts[-1] == f"run/1/{COMMIT}"
+        assert puts.index(f"run/1/{RECORD}") < min(
+            puts.index(f"run/1/{name}/{COMMIT}") for name in ("model", "other")
+        )
+        server.requests.clear()
+        checkpointer.delete(1)
+    deleted = [request.name for request in server.requests if request.kind == "delete"]
+    assert deleted[:2] == [f"run/1/{COMMIT}", f"run/1/{RECORD}"]
+    assert [name for name in server.names() if name.startswith("run/1/")] == []

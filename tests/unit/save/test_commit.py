@@ -243,3 +243,25 @@ def test_what_process_0_does_not_see_is_no_checkpoint(tmp_path, wrong):
         join_parts(attempt, said, files, {})
         assert files["state/a"].crc32 == 7
     attempt.abort()
+
+
+@EXCHANGE
+def test_a_disk_that_fails_for_good_after_the_rename_takes_no_old_one(tmp_path, monkeypatch):
+    path = tmp_path / "model"
+    ckpt.save(path, state(1))
+    operations, struck = unsynced(monkeypatch, tmp_path), list[int]()
+    fails_once = operations.act
+
+    def fail(number: int) -> None:
+        if struck:
+            raise OSError(errno.EIO, "no disk")
+        try:
+            fails_once(number)
+        except OSError:
+            struck.append(number)
+            raise
+
+    operations.act = fail
+    with operations.counted(), pytest.raises(OSError, match=VISIBLE):
+        ckpt.save(path, state(2), overwrite=True)
+    assert saved_value(path) == 2 and hidden_values(tmp_path) == [1]

@@ -215,3 +215,35 @@ def test_a_load_that_nobody_waits_for(path, what):
     name = "1" if what == "missing" else "0"
     code, _, error = Child(f"pending = ckpt.load_async(path + '/{name}')", path).end()
     assert (code, error) == (0, "")
+
+
+@pytest.mark.parametrize("how", ["with", "close", "wait", "save"])
+def test_a_child_that_is_forked_during_a_save_ends(path, how):
+    """What is being saved is the parent's: the child neither waits for it nor ends it."""
+    code, out, error = Child(
+        f"""
+import warnings
+warnings.simplefilter("ignore")  # jax warns of every fork
+slowly()
+how = {how!r}
+with ckpt.Checkpointer(path) as c:
+    c.save(0, state(0))
+    while not os.path.exists(path + "-writing"):
+        time.sleep(0.01)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        if how != "with":
+            try:
+                {{"close": c.close, "wait": c.wait_until_finished, "save": lambda: c.save(1, state(1))}}[how]()
+            except ckpt.ForkedProcess:
+                os._exit(7)
+    if child:
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        open(path + "-go", "w").close()
+os._exit(0 if child else 7)
+""",
+        path,
+    ).end()
+    assert (code, out, error) == (0, "7\n", "")
+    _steps_are_right(path, [0])

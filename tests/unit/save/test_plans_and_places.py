@@ -113,3 +113,12 @@ def test_a_writer_is_for_one_process(tmp_path, monkeypatch):
     monkeypatch.setattr(_processes, "this_run", lambda: _processes.Processes(0, 2))
     with pytest.raises(ckpt.CheckpointError, match="2 processes run"):
         ckpt.writer(tmp_path / "b")
+
+
+def test_a_deleted_array_among_equal_ones_is_named(tmp_path):
+    state = {f"w{n}": jnp.full((4, 4), n) for n in range(3)}
+    ckpt.save(tmp_path / "1", state)
+    state["w1"].delete()
+    with pytest.raises(ckpt.UnsupportedLeaf, match=r"w1.*deleted"):
+        ckpt.save(tmp_path / "2", state)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["1"]

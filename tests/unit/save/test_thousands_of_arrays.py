@@ -2,6 +2,7 @@
 
 import gc
 import os
+import resource
 
 import jax
 import numpy as np
@@ -42,3 +43,16 @@ def test_a_large_item_beside_one_without_arrays(tmp_path, text):
     assert loaded["notes"] == text
     assert loaded["model"]["w"].tobytes() == state["w"].tobytes()
     assert ckpt.verify(tmp_path / "a").ok
+
+
+@pytest.mark.parametrize("count", [3, 600])
+def test_the_error_of_a_full_disk_says_of_which(tmp_path, count):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    state = {f"w{n}": np.zeros(300) for n in range(count)}
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(OSError) as caught:
+            ckpt.save(tmp_path / "c", state)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(tmp_path) in str(caught.value)
