@@ -12,9 +12,11 @@ it meets a Grain iterator. Two functions are for the user:
 try:
     from ckpt_grain._adapter import ADAPTER, GrainAdapter, ignore_pipeline_changes, with_proof
 except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[0] != "grain":
+    _missing = (error.name or "").partition(".")[0]
+    if _missing != "grain":
         raise
-    _needs = "ckpt_grain needs grain: pip install 'ckpt-core[grain]'"
-    raise ModuleNotFoundError(_needs, name="grain") from error
+    raise ModuleNotFoundError(
+        f"ckpt_grain needs {_missing}: pip install 'ckpt-core[grain]'", name=_missing
+    ) from error
 
 __all__ = ["ADAPTER", "GrainAdapter", "ignore_pipeline_changes", "with_proof"]

@@ -38,9 +38,10 @@ class GrainAdapter:
     """Every process has its own position, and so its own file."""
 
     def __init__(self) -> None:
-        self._descriptions = weakref.WeakKeyDictionary[Any, dict[str, Any]]()
-        self.tolerant = weakref.WeakSet[Any]()
-        """The iterators into which the state of another pipeline restores."""
+        self._descriptions: weakref.WeakKeyDictionary[Any, dict[str, Any]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._tolerant: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def accepts(self, cls: type, /) -> bool:
         """Whether objects of this class are Grain iterators or pipelines."""
@@ -56,9 +57,7 @@ class GrainAdapter:
         if isinstance(obj, Proven):
             state, next_element = obj.peek(self.get_state)
             return {**copy.deepcopy(state), "next": next_element}
-        inner = _unwrapped(obj)
-        inner = getattr(inner, "_iterator", inner)  # that of a loader
-        if getattr(inner, "_closed", False):
+        if _is_closed(_unwrapped(obj)):
             raise CheckpointError(
                 f"the Grain iterator {type(obj).__name__} is closed: save before closing it, and restore into a new one"
             )
@@ -101,7 +100,7 @@ class GrainAdapter:
         inner, saved = _unwrapped(obj), state["pipeline"]
         if saved is not None:  # None in a file of Grain's own handler
             now = self._description_of(inner)
-            _pipeline.require_same(saved, now, tolerant=inner in self.tolerant)
+            _pipeline.require_same(saved, now, tolerant=inner in self._tolerant)
 
     def to_text(self, state: dict[str, Any], /) -> str:
         """The file that Grain's own Orbax handler would have written."""
@@ -116,10 +115,16 @@ class GrainAdapter:
             return {"grain": text.encode(), "pipeline": None}
         return {"grain": _repair.after_json(json.loads(text)), "pipeline": None}
 
+    def ignore_pipeline_changes(self, obj: IteratorT) -> IteratorT:
+        """Marks an iterator so that ``set_state`` compares process counts only; returns it."""
+        self._tolerant.add(_unwrapped(obj))
+        return obj
+
     def _set_proven(self, obj: Proven[Any], state: dict[str, Any]) -> None:
         obj.forget()
         self.set_state(obj.iterator, state)
-        if (wanted := state.get("next")) is None:
+        wanted = state.get("next")
+        if wanted is None:
             return  # saved without proof
         _, found = obj.peek(self.get_state)
         if found != wanted:
@@ -149,8 +154,7 @@ def ignore_pipeline_changes(iterator: IteratorT) -> IteratorT:
 
     Another number of processes is still refused: elements would be repeated or lost.
     """
-    ADAPTER.tolerant.add(_unwrapped(iterator))
-    return iterator
+    return ADAPTER.ignore_pipeline_changes(iterator)
 
 
 def with_proof(iterator: Any) -> Proven[Any]:
@@ -177,6 +181,11 @@ def _unwrapped(obj: Any) -> Any:
         f"a Grain {name} has no position: pass its iterator, it = iter(...), the one that training calls next() on",
         type_name=name,
     )
+
+
+def _is_closed(obj: Any) -> bool:
+    inner = getattr(obj, "_iterator", obj) if isinstance(obj, grain.DataLoaderIterator) else obj
+    return bool(getattr(inner, "_closed", False))
 
 
 def _as_json(value: Any) -> Any:

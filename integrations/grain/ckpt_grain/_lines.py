@@ -42,6 +42,9 @@ BLOCK_BYTES = 1 << 20
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """Memory addresses, which differ between processes."""
 
+QUOTED = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"")
+"""Text in quotes, as ``repr`` writes it."""
+
 _PLAIN = (
     *(bool, int, float, complex, str, bytes, slice, range, np.dtype, types.EllipsisType),
     *(types.NoneType, datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, PurePath),
@@ -246,14 +249,16 @@ def text_of(value: Any, depth: int = 8) -> str:
             return repr(value.item())
         case enum.Enum():
             return f"{type(value).__name__}.{value.name}"
+        case re.Pattern():
+            return f"Pattern({value.pattern!r}, {int(value.flags)})"
         case _ if isinstance(value, _PLAIN):
-            return repr(value)
+            return _closed(repr(value))
         case list() | tuple():
             return f"[{_joined(_without_folder(value), inner)}]"
         case set() | frozenset():  # sorted, because the order differs between processes
             return f"{{{', '.join(sorted(map(inner, value)))}}}"
         case Mapping():
-            return f"{{{_joined(value.items(), lambda item: ': '.join(map(inner, item)))}}}"
+            return f"{{{_joined(value.items(), lambda item: _entry_text(item, inner))}}}"
         case functools.partial():
             return inner(value.func)
         case _ if (array := _as_array(value)) is not None:
@@ -264,6 +269,12 @@ def text_of(value: Any, depth: int = 8) -> str:
             return _function_text(value, inner)
         case _:
             return _object_text(value, inner, False)
+
+
+def _entry_text(item: tuple[Any, Any], inner: Callable[[Any], str]) -> str:
+    key, value = item
+    named = isinstance(key, str) and key.isidentifier()
+    return f"{key if named else inner(key)}: {inner(value)}"
 
 
 def _joined(items: Any, inner: Callable[[Any], str]) -> str:
@@ -285,6 +296,17 @@ def _without_folder(items: Sequence[Any]) -> Sequence[Any]:
     alike = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
     folder = "".join(letter for letter, _ in alike).rpartition("/")[0]
     return [text[len(folder) :] for text in texts]
+
+
+def _closed(text: str) -> str:
+    """A text, in quotes if its brackets do not match, so that the text after it can be separated."""
+    rest, before = QUOTED.sub("", text), ""
+    while rest != before:
+        rest, before = _PAIRED.sub("", rest), rest
+    return repr(text) if set(rest) & set("()[]{}'\"") else text
+
+
+_PAIRED = re.compile(r"\([^][(){}]*\)|\[[^][(){}]*\]|\{[^][(){}]*\}")
 
 
 def _as_array(value: Any) -> np.ndarray | None:
@@ -316,10 +338,13 @@ def _array_text(array: np.ndarray, inner: Callable[[Any], str]) -> str:
 
 def _function_text(value: Any, inner: Callable[[Any], str]) -> str:
     """A function by its name, a method with its object; what it holds and its code are not compared."""
+    if isinstance(value, types.FunctionType):
+        return value.__qualname__
     owner = getattr(value, "__self__", None)
-    if owner is None or inspect.ismodule(owner):
-        return getattr(value, "__qualname__", value.__name__)
-    return f"{inner(owner)}.{value.__name__}"
+    if owner is not None and not inspect.ismodule(owner):
+        return f"{inner(owner)}.{value.__name__}"
+    wrapped = getattr(value, "__wrapped__", None)  # by jax.jit, functools.lru_cache
+    return value.__name__ if wrapped is None else f"{type(value).__name__}({inner(wrapped)})"
 
 
 def _object_text(value: Any, inner: Callable[[Any], str], is_source: bool) -> str:
@@ -329,7 +354,7 @@ def _object_text(value: Any, inner: Callable[[Any], str], is_source: bool) -> st
     own_repr = type(value).__repr__ is not object.__repr__ and not is_dataclass
     if own_repr and (_is_of_grain(value) or not arguments):
         text = repr(value)
-        return name if ADDRESS.search(text) else text
+        return name if ADDRESS.search(text) else _closed(text)
     settings = ", ".join(
         f"{key}={inner(argument)}"
         for key, argument in arguments.items()

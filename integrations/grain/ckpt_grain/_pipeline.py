@@ -19,13 +19,13 @@ from grain import experimental as grain_experimental
 from grain import python as grain_python
 
 from ckpt_core import Mismatch, StructureMismatch
-from ckpt_grain._lines import ADDRESS, Lines, digest_of, is_elastic, loader_of
+from ckpt_grain._lines import ADDRESS, QUOTED, Lines, digest_of, is_elastic, loader_of
 
 MAX_LINES = 200
 """The most lines of a description that are stored; the rest is compared by a digest."""
 
-_RULES = "arguments that use keeps, functions by name"
-"""Names the rules by which this version describes settings; descriptions by other rules have another text."""
+_WORDING = "arguments that use keeps"
+"""The rules by which settings are described; other versions have another text."""
 
 
 def describe(obj: Any) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def describe(obj: Any) -> dict[str, Any]:
         # None for an elastic iterator, whose state fits any number of processes.
         "processes": None if is_elastic(obj) else jax.process_count(),
         "told": "whole, by value",  # with the next and "digest_of_names", read by earlier versions
-        "python": _RULES,
+        "python": _WORDING,
         "lines": lines[:MAX_LINES],
         "digest": digest,
         "digest_of_names": digest,
@@ -82,13 +82,13 @@ _KNOWN_OPERATIONS = (
 def require_same(saved: Mapping[str, Any], now: Mapping[str, Any], *, tolerant: bool) -> None:
     """Raises StructureMismatch with every difference of two pipelines; ``tolerant``: of the number of processes alone."""
     count, version = jax.process_count(), saved["grain"]
+    counts = saved["processes"] not in (None, count)
     differences = [] if tolerant else list(_differences(saved, now))
-    advice = _ADVICE
-    if saved["processes"] not in (None, count):
-        advice = _COUNT_ADVICE
+    if counts:
         number = Mismatch("processes", "number", str(saved["processes"]), str(count))
         differences.insert(0, number)
     if differences:
+        advice = _COUNT_ADVICE if counts else _ADVICE
         if version != grain.__version__ and not tolerant:
             advice = (
                 f"{advice} It was saved by Grain {version}, this is {grain.__version__}, which may "
@@ -117,8 +117,8 @@ _COUNT_ADVICE = (
 
 
 def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Mismatch]:
-    same_rules = all(saved.get(key) == now[key] for key in ("grain", "python"))
-    sources: Any = saved.get("sources", ()) if saved.get("python") == _RULES else ()
+    same_words = all(saved.get(key) == now[key] for key in ("grain", "python"))
+    sources: Any = saved.get("sources", ()) if saved.get("python") == _WORDING else ()
     for (name, before), (_, after) in zip(sources, now["sources"], strict=False):
         if before != after:
             yield Mismatch(name, "content", f"digest {before}", f"digest {after}")
@@ -136,23 +136,23 @@ def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[M
                 yield Mismatch(line.partition("(")[0], "missing", None, line)
             continue
         for name, *lines in zip(names[i1:i2], before[i1:i2], after[j1:j2], strict=True):
-            if unlike := _unlike(*lines, same_rules=same_rules):
+            if unlike := _unlike(*lines, same_words=same_words):
                 yield Mismatch(name, "setting", *unlike)
-    if before == after and same_rules:  # they differ in nesting, or beyond MAX_LINES
+    if before == after and same_words:  # they differ in nesting, or beyond MAX_LINES
         yield Mismatch("pipeline", "digest", saved["digest"][:12], now["digest"][:12])
 
 
-def _unlike(old: str, new: str, *, same_rules: bool) -> tuple[str, str] | None:
-    """The differing settings of one node on both sides, or the whole lines if none differ. Without ``same_rules`` another
+def _unlike(old: str, new: str, *, same_words: bool) -> tuple[str, str] | None:
+    """The differing settings of one node on both sides, or the whole lines if none differ. Without ``same_words`` another
     version described one side, which may have more settings: only those of both sides count, and of objects the name.
     """
     before, after = _settings(old), _settings(new)
-    keys = [key for key in before | after if same_rules or (key in before and key in after)]
+    keys = [key for key in before | after if same_words or (key in before and key in after)]
     unlike = [key for key in keys if before.get(key) != after.get(key)]
-    if not same_rules:
+    if not same_words:
         unlike = [key for key in unlike if not _begin_alike(before[key], after[key])]
     if not unlike:
-        return (old, new) if same_rules and old != new else None
+        return (old, new) if same_words and old != new else None
     left, right = (
         ", ".join(f"{key}={side[key]}" for key in unlike if key in side) or "nothing"
         for side in (before, after)
@@ -168,7 +168,7 @@ def _begin_alike(old: str, new: str) -> bool:
 
 
 def _settings(line: str) -> dict[str, str]:
-    """Name -> text of the settings in the parentheses of a line, as far as brackets outside of quotes match."""
+    """Name -> text of the settings in the parentheses of a line: brackets outside of quotes match in each text."""
     parts, depth = [""], 0
     for piece in _PIECES.findall(line.partition("(")[2]):
         depth += (piece in "([{") - (piece in ")]}")
@@ -181,5 +181,4 @@ def _settings(line: str) -> dict[str, str]:
     return {key: value for key, equals, value in (part.partition("=") for part in parts) if equals}
 
 
-_PIECES = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|, |.", re.DOTALL)
-"""Texts in quotes, as ``repr`` writes them, commas, and single characters."""
+_PIECES = re.compile(rf"{QUOTED.pattern}|, |.", re.DOTALL)

@@ -20,8 +20,7 @@ def forget_unstarted(obj: Any, state: Any) -> Any:
         id(worker._state)
         for interleave in _interleaves(obj)
         for worker in interleave._iterators_in_use
-        # A thread of this process receives the elements from the other process.
-        if hasattr(getattr(worker, "_maybe_nonnative_parent", worker), "_iter_parent")
+        if _runs_in_another_process(worker)
         and getattr(worker, "_next_index", None) == 0
         and getattr(worker, "_state", None)
     }
@@ -66,6 +65,12 @@ def _interleaves(obj: Any) -> Iterator[Any]:
             yield iterator
         if isinstance(iterator, grain.DatasetIterator):
             stack.extend(getattr(iterator, "_parents", ()))
+
+
+def _runs_in_another_process(worker: Any) -> bool:
+    # A thread of this process receives the elements from the other process.
+    source = getattr(worker, "_maybe_nonnative_parent", worker)
+    return hasattr(source, "_iter_parent")
 
 
 def _without(node: Any, unstarted: set[int]) -> Any:
