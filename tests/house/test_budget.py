@@ -222,7 +222,7 @@ def weigh() -> dict[str, int]:
         "lines of ckpt_core": sums.lines(sums.CORE),
         "characters of ckpt_core": sums.characters(sums.CORE),
         "lines of the integrations": sums.lines(sums.ADAPTERS),
-        "characters of the integrations": 516_918sums.characters(sums.ADAPTERS),
+        "characters of the integrations": sums.characters(sums.ADAPTERS),
         "files of both": len(sums.CORE) + len(sums.ADAPTERS),
         "lines of tests": sums.lines(sums.TESTS),
         "lines of tests that import private names": sums.lines(private),
