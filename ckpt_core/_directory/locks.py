@@ -111,10 +111,11 @@ def _open_to_lock(path: str) -> LockFile:
 
 def lock_folder(path: str, *, exclusive: bool) -> LockFile | None:
     """Holds a lock on a folder itself until it is closed; None if another process holds one that excludes it."""
-    file = _open_to_lock(path)
-    if file.lock(EXCLUSIVE if exclusive else SHARED):
-        return file
-    file.close()
+    with contextlib.ExitStack() as unless_held:
+        file = unless_held.enter_context(_open_to_lock(path))
+        if file.lock(EXCLUSIVE if exclusive else SHARED):
+            unless_held.pop_all()
+            return file
     return None
 
 

@@ -41,25 +41,30 @@ _ABSENT: tuple[()] = ()
 """What a field has at a place beyond its end."""
 
 
-def unread(item: SavedItem, path: Path, request: Request) -> Any:
+def unread(
+    item: SavedItem, dicts: dict[Path, tuple[Node, int]], path: Path, request: Request
+) -> Any:
     """What was saved for a path of the target, for ``wanted`` of an adapter: a ``SavedLeaf`` for each leaf; of a live object with
     what was recorded beside its state. None inside of the item where no dict was saved, or with ``only=`` or
-    ``missing="keep"``.
+    ``missing="keep"``. ``dicts`` keeps them, with their first leaves.
     """
     if path and (request.only is not None or request.rules.missing != "error"):
         return None
-    place, root = (), item.root
-    if path:
-        dicts = {
-            tuple(map(str, renamed_path(at, request.rules.rename))): (at, node)
-            for at, node in nodes_in(item.root)
-            if node.kind == "dict"
-        }
-        place, root = dicts.get(tuple(map(str, path)), (place, None))
+    if path and not dicts:
+        dicts[()] = item.root, 0
+        first = dict[Path, int]()
+        for position, saved in enumerate(item.paths):
+            for length in range(1, len(saved)):
+                first.setdefault(saved[:length], position)
+        for at, node in nodes_in(item.root):
+            if node.kind == "dict":
+                renamed = tuple(map(str, renamed_path(at, request.rules.rename)))
+                dicts[renamed] = node, first.get(at, 0)
+    root, start = dicts.get(tuple(map(str, path)), (None, 0)) if path else (item.root, 0)
     if root is None:
         return None
-    leaves = zip(item.paths, item.specs, strict=True)
-    tree = unflatten(root, (SavedLeaf(spec) for at, spec in leaves if at[: len(place)] == place))
+    leaves = (SavedLeaf(item.specs[at]) for at in range(start, len(item.specs)))
+    tree = unflatten(root, leaves)
     if root.kind == "dict" and root.static:
         tree = SavedDict(tree)
         tree.constants = compared_values(root.static)

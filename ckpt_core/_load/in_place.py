@@ -36,9 +36,7 @@ class InPlace:
     _begun: dict[str, ItemPlan] = field(default_factory=dict[str, ItemPlan])  # set in part, by name
     _early: dict[str, Any] = field(default_factory=dict[str, Any])  # values of what begin() has set
     _setting: bool = False  # an object is being set
-    _set: list[ItemPlan] = field(
-        default_factory=list[ItemPlan]
-    )  # with an object that was set as a whole
+    _set: list[ItemPlan] = field(default_factory=list[ItemPlan])  # set as a whole
 
     def begin(self, plans: Sequence[ItemPlan]) -> None:
         """Sets the data pipelines, before arrays are read."""

@@ -105,8 +105,9 @@ def plan_item(
             )
         return _plan_object(item, adapter, like, request)
     live: list[tuple[Any, bool]] = []
+    dicts = dict[Path, tuple[Node, int]]()
     expand = _adapters.expander(
-        lambda path: constants.unread(item, path, request), stand_in=copy, live=live
+        lambda path: constants.unread(item, dicts, path, request), stand_in=copy, live=live
     )
     wanted = TargetTree.of(like, flatten(like, expand=expand, keep=True), live)
     return _plan_strict(item, wanted, request, checkpoint.path)

@@ -72,9 +72,8 @@ class Chunk(NamedTuple):
     key: str  # array name and position of the chunk
     extent: Extent  # size, file and range were checked, but not the content
     block_bytes: int = 0  # of the blocks that have a checksum each
-    crcs: list[int] | None = (
-        None  # of each block; None: it is not verified, so any part of it can be read
-    )
+    # of each block; None: it is not verified, so any part of it can be read
+    crcs: list[int] | None = None
 
 
 _Small = tuple[int, Extent, int | None, dict[Region, Array]]
@@ -161,8 +160,8 @@ class StoredChunks:
         if compressed:
             many = size_bytes > most_stored_bytes(chunk_bytes)
             if many or chunk_bytes > most_chunk_bytes(size_bytes):
-                odd = f"{size_bytes} bytes, too {'many' if many else 'few'} for {chunk_bytes}"
-                raise self.corrupt(leaf, f"chunk {key} has {odd}")
+                odd = f"too {'many' if many else 'few'} for {chunk_bytes}"
+                raise self.corrupt(leaf, f"chunk {key} has {size_bytes} bytes, {odd}")
         if extent.file:
             end = extent.offset + size_bytes
             file = f"{self._item.directory}/{extent.file}"
@@ -178,11 +177,9 @@ class StoredChunks:
                     raise self.corrupt(leaf, str(error), extent.file) from error.__cause__
             if end > self._there[extent.file]:
                 raise self.corrupt(leaf, "the file is truncated", extent.file)
-        return (
-            Chunk(key, extent, *self.checksums(leaf, key, extent))
-            if self._verify
-            else Chunk(key, extent)
-        )
+        if not self._verify:
+            return Chunk(key, extent)
+        return Chunk(key, extent, *self.checksums(leaf, key, extent))
 
     def checksums(self, leaf: int, key: str, extent: Extent) -> tuple[int, list[int]]:
         """Bytes of a block, and the checksum of each block of a chunk. Each process that saved wrote one file of checksums. It

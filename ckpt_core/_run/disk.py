@@ -217,9 +217,8 @@ class SaveGuard:
 
     def claim(self) -> None:
         self.disk.lease.claim()
-        if (
-            self.changes.truncates
-        ):  # beside newer steps, of which some may be local only, it leaves none
+        # beside newer steps, some of them perhaps local only, it leaves none
+        if self.changes.truncates:
             self.disk.make_room(self.trail, self.request, "", ())
 
     def check(self) -> None:

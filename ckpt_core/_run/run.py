@@ -21,6 +21,7 @@ from ckpt_core._errors import CheckpointCorrupt, CheckpointError, GraceExceeded,
 from ckpt_core._operation import logger
 from ckpt_core._results import RestoredStep
 from ckpt_core._run import history
+from ckpt_core._run.decision import SaveDecision
 from ckpt_core._run.disk import Disk, SaveGuard
 from ckpt_core._run.history import Changes, Identity, SaveRequest, Trail
 from ckpt_core._run.in_flight import (
@@ -32,7 +33,7 @@ from ckpt_core._run.in_flight import (
 )
 from ckpt_core._run.lease import Lease
 from ckpt_core._run.policies import keep, when
-from ckpt_core._run.preemption import Preemption, SaveDecision
+from ckpt_core._run.preemption import Preemption
 from ckpt_core._run.retention import Retention
 from ckpt_core._run.run_file import parse_run_file
 from ckpt_core._run.steps import Following, RunDirectory

@@ -17,13 +17,7 @@ from ckpt_core._fork import HOME, forked
 from ckpt_core._format import orbax_read, orbax_write
 from ckpt_core._format.orbax_read import OrbaxTree
 from ckpt_core._format.plain_json import numbers_in
-from ckpt_core._format.record import (
-    MARKER,
-    RECORD_FILE,
-    folder_of,
-    load_record,
-    parse_json,
-)
+from ckpt_core._format.record import MARKER, RECORD_FILE, folder_of, load_record, parse_json
 from ckpt_core._operation import logger
 from ckpt_core._options import Options
 from ckpt_core._saved import foreign

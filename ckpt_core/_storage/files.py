@@ -27,14 +27,7 @@ import numpy as np
 from ckpt_core._errors import CheckpointCorrupt, name_file
 from ckpt_core._options import KIB, MIB
 from ckpt_core._platform import DIRECT, READ
-from ckpt_core._storage.location import (
-    Location,
-    StoreContext,
-    failure,
-    is_shorter,
-    range_of,
-    ts,
-)
+from ckpt_core._storage.location import Location, StoreContext, failure, is_shorter, range_of, ts
 
 try:
     import resource

@@ -17,13 +17,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ckpt_core._directory import (
-    SECRET_FILE,
-    make_secret,
-    read_secret,
-    this_machine,
-    this_network,
-)
+from ckpt_core._directory import SECRET_FILE, make_secret, read_secret, this_machine, this_network
 from ckpt_core._errors import BarrierTimeout, CheckpointCorrupt, CheckpointError
 from ckpt_core._exchange import (
     BLOCK_BYTES,

@@ -285,7 +285,7 @@ class Copier:
                 self._peers.processes.put(copied, " ".join(ended))
 
     def cancel(self) -> None:
-        """Stops copying; returns when nothing more is committed."""
+        """Stops copying; returns when nothing more is committed, or after 20 s."""
         self._cancelled.set()
         if self._thread is not None:
             self._thread.join(2 * _STALLED_SECS)

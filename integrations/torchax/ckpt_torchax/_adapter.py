@@ -61,7 +61,9 @@ class TorchAdapter:
 
     def meet(self, obj: Any, others: Mapping[str, Any], /) -> None:
         """Learns the names of an optimizer's parameters from the modules that are saved or restored with it."""
-        if isinstance(obj, torch.optim.Optimizer) and (names := _optimizers.names_of(obj, others)):
+        if not isinstance(obj, torch.optim.Optimizer):
+            return
+        if names := _optimizers.names_of(obj, others):
             self._names[obj] = names
         if any(getattr(other, "optimizer", None) is obj for other in others.values()):
             self._scheduled.add(obj)

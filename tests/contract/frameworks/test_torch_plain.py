@@ -1,6 +1,7 @@
 """PyTorch without torchax: tensors, modules and optimizers on the CPU."""
 
 import dataclasses
+import sys
 from typing import Any
 
 import pytest
@@ -22,6 +23,20 @@ def test_every_dtype_bit_by_bit(tmp_path):
     ckpt.restore(tmp_path / "a", model=dict(target))
     for state in (target, to_torch(tmp_path / "a")):
         assert [bytes_of(state[name]) for name in DTYPES] == [*map(bytes_of, found.values())]
+
+
+def test_each_further_tensor_costs_a_restore_the_same(tmp_path):
+    def calls_of(count: int) -> int:
+        state = {f"{n}": {"w": torch.ones(2)} for n in range(count)}
+        ckpt.save(tmp_path / f"{count}", state)
+        calls: list[str] = []
+        sys.setprofile(lambda frame, event, argument: calls.append(event))
+        ckpt.restore(tmp_path / f"{count}", state)
+        sys.setprofile(None)
+        return len(calls)
+
+    _, few, more, many = map(calls_of, (25, 50, 100, 200))  # the first one imports
+    assert many - more < 2.5 * (more - few)
 
 
 STRIDES = {
