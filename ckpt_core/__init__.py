@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from ckpt_core._load import restore as restore
     from ckpt_core._operation import Event as Event
     from ckpt_core._options import Options as Options
+    from ckpt_core._publish import Follower as Follower
+    from ckpt_core._publish import Publisher as Publisher
     from ckpt_core._results import CheckpointInfo as CheckpointInfo
     from ckpt_core._results import ItemInfo as ItemInfo
     from ckpt_core._results import LeafInfo as LeafInfo
@@ -84,6 +86,7 @@ _HOMES = {
     "_load": ("load", "load_async", "restore"),
     "_operation": ("Event",),
     "_options": ("Options",),
+    "_publish": ("Follower", "Publisher"),
     "_results": (
         *("CheckpointInfo", "ItemInfo", "LeafInfo", "Problem"),
         *("Restored", "RestoredStep", "RestoreReport", "VerifyReport"),

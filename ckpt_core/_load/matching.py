@@ -159,7 +159,7 @@ def _matched(item: SavedItem, wanted: TargetTree, request: Request) -> Match:
     aligns = wanted.live and hasattr(_adapters.adapter_for(wanted.like), "align")
     if aligns or request.renames or not isinstance(item, NativeItem):
         item, rules, left_alone = under_wanted_paths(item, wanted, request)
-    selected = None if request.only is None else _selection(request.only, item.name, wanted.like)
+    selected = None if request.only is None else selection(request.only, item.name, wanted.like)
     everything = selected is None
     if left_alone:
         selected = _less(selected, lambda path: format_path(path) in left_alone)
@@ -188,7 +188,7 @@ def _matched(item: SavedItem, wanted: TargetTree, request: Request) -> Match:
 
 def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
     """The plan without a target: all leaves, or those that ``only=`` selects, as saved."""
-    selected = None if request.only is None else _selection(request.only, item.name, None)
+    selected = None if request.only is None else selection(request.only, item.name, None)
     positions: Sequence[int] = range(len(item.paths))
     if selected is not None:
         positions = positions_of(item.paths, item.specs, selected)
@@ -259,7 +259,7 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
     return ItemPlan(item, make, positions, kept, wants, found, live=[(like, False)])
 
 
-def _selection(only: Any, item: str, like: Any) -> Select | None:
+def selection(only: Any, item: str, like: Any) -> Select | None:
     """The function of (path, spec) that ``only=`` stands for; None if all leaves are wanted. Raises TypeError if ``only`` is a
     class or a framework's filter, and the item's target has no adapter that understands it.
     """

@@ -150,9 +150,14 @@ def _dtype_of_all(cast: Any, missing: str, unexpected: str) -> str:
             "missing=, unexpected= and cast=True need a target: pass like, a tree of what is wanted. Without one "
             "cast=jnp.bfloat16 gives all floats in that dtype"
         )
+    return "" if flag else float_dtype(cast)
+
+
+def float_dtype(cast: Any) -> str:
+    """The name of the dtype of floats that ``cast=`` gives; TypeError if it is none."""
     with contextlib.suppress(TypeError, ValueError):
-        name = "" if flag or cast is None else dtype_from_name(np.dtype(cast).name).name
-        if flag or name.startswith(("float", "bfloat")):
+        name = "" if cast is None or is_flag(cast) else dtype_from_name(np.dtype(cast).name).name
+        if name.startswith(("float", "bfloat")):
             return name
     raise TypeError(f"cast= is a dtype of floats, such as jnp.bfloat16, got {cast!r}")
 

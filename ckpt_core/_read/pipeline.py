@@ -19,11 +19,12 @@ from ckpt_core._processes import coordination
 from ckpt_core._read.derived import DerivedReader
 from ckpt_core._read.extents import ExtentReader, StoredChunks, StoredTensors
 from ckpt_core._read.orbax import OrbaxReader
-from ckpt_core._read.wants import Array, Want
+from ckpt_core._read.wants import Array, HeldReader, Want
 from ckpt_core._saved import (
     Checkpoint,
     DerivedItem,
     ExtentItem,
+    HeldItem,
     NativeCheckpoint,
     NativeItem,
     OrbaxItem,
@@ -111,8 +112,10 @@ def _reader(
     context: StoreContext,
     past_cache: PastCache | None,
     stack: contextlib.ExitStack,
-) -> DerivedReader | ExtentReader | OrbaxReader:
+) -> DerivedReader | ExtentReader | HeldReader | OrbaxReader:
     """The reader of the item; ``stack`` closes what it opens."""
+    if isinstance(item, HeldItem):
+        return HeldReader(item.arrays)
     if isinstance(item, OrbaxItem):
         return stack.enter_context(contextlib.closing(OrbaxReader(checkpoint, item, context)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Callable, Generator, Sequence
@@ -113,3 +114,18 @@ def take(values: Array, shares: Sequence[Share]) -> None:
     with np.errstate(all="ignore"):  # a cast that the caller asked for may overflow
         for part, view in shares:
             view[...] = values[(*region_slices(part), ...)]
+
+
+class HeldReader:
+    """Copies arrays that are in memory already."""
+
+    def __init__(self, arrays: Sequence[Array]) -> None:
+        self._arrays = arrays
+
+    def plan(self, batch: list[Want]) -> Reads:
+        """Buffers for a batch, and the jobs that fill them."""
+        found = [(want, buffers(want, self._arrays[want.leaf].dtype)) for want in batch]
+        return found, [
+            functools.partial(take, self._arrays[want.leaf], [*parts.items()])
+            for want, parts in found
+        ]

@@ -41,6 +41,7 @@ from ckpt_core._options import METRICS_ARE_NUMBERS, Options, refuse_args, refuse
 from ckpt_core._processes import Processes
 from ckpt_core._save.plan import TreePlan
 from ckpt_core._storage import ArrayToWrite, backend_of
+from ckpt_core._tree import FlatTree
 from ckpt_core.arguments import an, check_flags
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ class SaveJob:
     token: str | None = None  # None for a new one
     parent: tuple[int, str] | None = None  # number and token of the step that the state comes from
     flat: bool = False  # describe the only item at the top, too; never in a local directory, where only ckpt reads
+    change: Callable[[str, FlatTree], FlatTree] | None = None  # what is saved of an item's tree
 
     @functools.cached_property
     def writers(self) -> Processes:

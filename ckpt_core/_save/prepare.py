@@ -181,6 +181,8 @@ def _prepare_tree(
     """Plans a pytree for each job, and takes its snapshot."""
     found: Live = []
     flat = flatten(value, expand=_adapters.expander(stored=True, live=found), saving=True)
+    if jobs[0].change is not None:
+        flat = jobs[0].change(name, flat)
     if live is not None:
         live += found
     signature, data = signature_of(flat)

@@ -301,7 +301,7 @@ class Save:
 
         def offered() -> Any:
             try:
-                self._land()  # its values are compared
+                self.land()  # its values are compared
                 return offer()
             finally:
                 self.operation.phase = "agreeing what is saved"
@@ -352,14 +352,14 @@ class Save:
         if self._links is not None:
             self._links.committed()  # the next save may link files of this one
 
-    def _land(self) -> None:
+    def land(self) -> None:
         """Blocks until the arrays of this process are on the host."""
         self.operation.phase = "waiting for arrays on their way to the host"
         self.items[:] = [landed(item) for item in self.items]
 
     def write_own(self) -> None:
         """Writes arrays, states and checksums of this process; blocks until they are written."""
-        self._land()
+        self.land()
         self.operation.phase = "writing arrays"
         self._began = time.monotonic()
         try:

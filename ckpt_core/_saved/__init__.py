@@ -4,6 +4,7 @@ from ckpt_core._saved.checkpoint import MOST_TRIES as MOST_TRIES
 from ckpt_core._saved.checkpoint import Checkpoint as Checkpoint
 from ckpt_core._saved.checkpoint import DerivedItem as DerivedItem
 from ckpt_core._saved.checkpoint import ExtentItem as ExtentItem
+from ckpt_core._saved.checkpoint import HeldItem as HeldItem
 from ckpt_core._saved.checkpoint import NativeCheckpoint as NativeCheckpoint
 from ckpt_core._saved.checkpoint import NativeItem as NativeItem
 from ckpt_core._saved.checkpoint import OrbaxItem as OrbaxItem

@@ -92,6 +92,13 @@ class ExtentItem(SavedItem):
     sizes_bytes: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
+@dataclass(frozen=True)
+class HeldItem(NativeItem):
+    """An item whose arrays are in memory, whole and as they are stored: what a load gets of them are copies."""
+
+    arrays: Sequence[np.ndarray[Any, Any]] = ()  # of each leaf; empty ones of leaves that are text
+
+
 class Recipe(NamedTuple):
     """How a leaf is made: the tensors of a row are joined along an axis, and seen by a view; rows are stacked."""
 

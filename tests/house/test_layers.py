@@ -35,6 +35,7 @@ LAYERS: list[tuple[str, set[str]]] = [
     ("3 beside the spines", {"_verify"}),
     ("3 made of both", {"_copy"}),
     ("4 what a directory of steps is made of", {"_run.in_flight", "_run.lease", "_run.steps"}),
+    ("4 published weights", {"_publish"}),
     ("4 the tiers of a directory of steps", {"_run.tiers"}),
     ("4 a directory of steps", {"_run"}),
     ("5 event files of TensorBoard", {"_event_file"}),
