@@ -78,7 +78,9 @@ class Chain:
         # the version before the first one is not in the chain, or not the base of its delta
         found = [replace(versions[at], parts=None) for at in sorted(kept) if at < first]
         found.append(replace(versions[first], parts=None, anchor=first in kept))
-        found += [replace(versions[at], anchor=at in kept) for at in range(first + 1, len(versions))]
+        found += [
+            replace(versions[at], anchor=at in kept) for at in range(first + 1, len(versions))
+        ]
         return replace(self, versions=tuple(found))
 
     def dump(self) -> bytes:
@@ -125,9 +127,7 @@ class Form(NamedTuple):
     delta: bool
 
 
-def form_of(
-    chain: Chain, delta_bytes: int | None, full_bytes: int, anchor_every: int
-) -> Form:
+def form_of(chain: Chain, delta_bytes: int | None, full_bytes: int, anchor_every: int) -> Form:
     """A delta if there is one and it is smaller; an anchor if not, and after ``anchor_every`` versions beside it, so that
     followers which keep up read no anchor. ``delta_bytes`` is None if there is no version to compare with.
     """

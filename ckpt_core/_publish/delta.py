@@ -100,7 +100,9 @@ def encode(before: Array, after: Array) -> tuple[list[tuple[int, int]], list[byt
             blocks.append((gaps.size, at.size))
             moved += _moved(at + first, old[at], new[at])
             data.append(gaps.tobytes())
-        data.append(np.ascontiguousarray(bits.view(np.uint8).reshape(-1, bits.itemsize).T).tobytes())
+        data.append(
+            np.ascontiguousarray(bits.view(np.uint8).reshape(-1, bits.itemsize).T).tobytes()
+        )
     return blocks, data if any(map(len, data)) else [], moved
 
 

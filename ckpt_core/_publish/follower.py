@@ -19,8 +19,13 @@ from ckpt_core._directory import resolve
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound, UnsupportedLeaf
 from ckpt_core._fork import HOME, forked
 from ckpt_core._layout.regions import region_slices, whole
-from ckpt_core._load import NOT_PASSED, collect_targets, make_request
-from ckpt_core._load import load_checkpoint, restore_checkpoint
+from ckpt_core._load import (
+    NOT_PASSED,
+    collect_targets,
+    load_checkpoint,
+    make_request,
+    restore_checkpoint,
+)
 from ckpt_core._operation import logger
 from ckpt_core._options import Options, checked_options
 from ckpt_core._processes import this_run
@@ -62,13 +67,17 @@ class Held(Checkpoint):
             raise ValueError(f"it has a leaf {change.leaf} of item {change.item!r}")
         array = item.arrays[change.leaf]
         bounds = itertools.zip_longest(change.region, array.shape)
-        if not all(part and size is not None and 0 <= part[0] <= part[1] <= size for part, size in bounds):
+        if not all(
+            part and size is not None and 0 <= part[0] <= part[1] <= size for part, size in bounds
+        ):
             raise ValueError(f"it has the region {change.region} of shape {array.shape}")
         return array
 
     def size_bytes(self) -> int:
         """Of all arrays."""
-        return sum(array.nbytes for item in self.items.values() for array in cast("HeldItem", item).arrays)
+        return sum(
+            array.nbytes for item in self.items.values() for array in cast("HeldItem", item).arrays
+        )
 
 
 def hold(opened: NativeCheckpoint, options: Options) -> Held:
@@ -134,7 +143,10 @@ class Follower:
         self._held: Held | None = None
         self._version: Version | None = None  # of what is held
         self._lost: set[str] = set()  # see ``chain.route``
-        self._given: tuple[str, list[Any]] = "", []  # the last targets, and the token they were set to
+        self._given: tuple[str, list[Any]] = (
+            "",
+            [],
+        )  # the last targets, and the token they were set to
         self._told = ""  # the last damage of the chain's file
 
     @in_turn
@@ -163,7 +175,10 @@ class Follower:
         wait_secs = 0.0 if timeout_secs is None else seconds("timeout_secs", timeout_secs)
         targets = collect_targets(NOT_PASSED if state is None else state, None, items)
         for name, target in targets.items():
-            if not isinstance(target, (MutableMapping, list)) and _adapters.adapter_for(target) is None:
+            if (
+                not isinstance(target, (MutableMapping, list))
+                and _adapters.adapter_for(target) is None
+            ):
                 raise UnsupportedLeaf(
                     f"{name} is {an(target)}, which cannot be set in place: pass a model, a dict or a list, or take the new "
                     "tree from load(like)",
@@ -249,7 +264,9 @@ class Follower:
 
     def _advance(self, chain: Chain) -> None:
         """Moves what is held to the newest version that can be reached."""
-        self._lost &= {key for one in chain.versions for key in (chains.anchor_key(one), chains.delta_key(one))}
+        self._lost &= {
+            key for one in chain.versions for key in (chains.anchor_key(one), chains.delta_key(one))
+        }
         while True:
             held = None if self._version is None else self._version.token
             way = chains.route(chain, held, self._lost)
@@ -267,6 +284,7 @@ class Follower:
                     self._version = version
             except (CheckpointCorrupt, CheckpointNotFound) as error:
                 self._lost.add(key)
+                self._version = self._version if self._held is not None else None
                 logger.warning("%s: it is left out", error)
 
     def _anchor(self, version: Version) -> Held:
@@ -290,13 +308,14 @@ class Follower:
         for name, data in parts:
             try:
                 changes, rest = unpack(data, name, most)
-                before, self._version = self._version, None
+                self._held = None
                 for change in changes:
                     rest = _apply(held, change, rest)
-                self._version = before
+                self._held = held
             except (ValueError, TypeError, IndexError, OverflowError) as error:
                 raise CheckpointCorrupt(
-                    f"{self.directory}/{name} does not fit the version before it: {error}", file=name
+                    f"{self.directory}/{name} does not fit the version before it: {error}",
+                    file=name,
                 ) from error
 
 

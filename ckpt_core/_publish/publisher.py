@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ckpt_core._directory import check_step, resolve
-from ckpt_core._errors import CheckpointCorrupt, CheckpointExists, CheckpointError, UnsupportedLeaf
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointExists, UnsupportedLeaf
 from ckpt_core._fork import HOME, forked
 from ckpt_core._lazy import jax
 from ckpt_core._load import Only
@@ -66,7 +66,11 @@ class Snapshot:
 
     def since(self, before: Snapshot | None) -> bytes | None:
         """The part of this process in the delta to this version; None without a version of the same structure."""
-        if before is None or self.facts != before.facts or self.pieces.keys() != before.pieces.keys():
+        if (
+            before is None
+            or self.facts != before.facts
+            or self.pieces.keys() != before.pieces.keys()
+        ):
             self.digests = {key: digest(piece) for key, piece in self.pieces.items()}
             return None
         changes, data = list[Change](), list[bytes]()
@@ -74,7 +78,8 @@ class Snapshot:
             blocks, found, moved = encode(before.pieces[key], piece)
             self.digests[key] = (before.digests[key] + moved) & MASK
             if found:
-                changes.append(Change(*key, blocks, self.digests[key]))
+                item, leaf, region = key
+                changes.append(Change(item, leaf, region, blocks, self.digests[key]))
                 data += found
         return pack(changes, data)
 
@@ -124,7 +129,9 @@ class Publisher:
         if os.getpid() != HOME.pid:
             raise forked()
         self._anchor_every = whole_number("anchor_every", anchor_every)
-        self._max_to_keep = None if max_to_keep is None else whole_number("max_to_keep", max_to_keep)
+        self._max_to_keep = (
+            None if max_to_keep is None else whole_number("max_to_keep", max_to_keep)
+        )
         self._options = checked_options(options)
         self.directory, self._local = resolve(directory)
         self._backend = backend_of(self._local, self._options)
@@ -150,7 +157,9 @@ class Publisher:
         anchors = [name for name in look.children if name.isdigit() and look.is_checkpoint(name)]
         try:
             found = self._read()
-            if found is None and (RUN_FILE in look.hidden or any(map(look.is_checkpoint, look.children))):
+            if found is None and (
+                RUN_FILE in look.hidden or any(map(look.is_checkpoint, look.children))
+            ):
                 raise CheckpointExists(
                     f"{self.directory} holds checkpoints that no Publisher wrote, and retention would delete some: publish "
                     "into a directory of its own"
@@ -209,7 +218,10 @@ class Publisher:
         """
         if self._closed:
             raise CheckpointError(f"{self.directory}: this Publisher is closed: open another one")
-        number, dtype = check_step(version), None if cast is None else dtype_from_name(float_dtype(cast))
+        number, dtype = (
+            check_step(version),
+            None if cast is None else dtype_from_name(float_dtype(cast)),
+        )
         settle_all([self._slot])
         if self._newest is not None and number <= self._newest:
             raise CheckpointExists(
@@ -396,22 +408,34 @@ def _change(
     if only is None and dtype is None:
         return None
     only = read_again(only)
-    selects = {} if only is None else {name: selection(only, name, value) for name, value in items.items()}
+    selects = (
+        {}
+        if only is None
+        else {name: selection(only, name, value) for name, value in items.items()}
+    )
     seen: list[tuple[str, Sequence[Any]]] = []
 
     def change(name: str, flat: FlatTree) -> FlatTree:
         paths, leaves, root = flat.paths, flat.leaves, flat.root
         select: Any = selects.get(name)
         if select is not None:
-            kept = [at for at, (path, leaf) in enumerate(zip(paths, leaves, strict=True)) if select(path, describe(leaf, path))]
+            kept = [
+                at
+                for at, (path, leaf) in enumerate(zip(paths, leaves, strict=True))
+                if select(path, describe(leaf, path))
+            ]
             seen.append((name, paths))
             idle = idle_patterns(only, seen) if len(seen) == len(items) else []
             if not kept or idle:
                 advice = advice_on_pattern(idle[0], [str(path) for path in paths]) if idle else ""
-                raise ValueError(f"only={only!r} matches no leaf of item {name!r}. {advice}".rstrip())
+                raise ValueError(
+                    f"only={only!r} matches no leaf of item {name!r}. {advice}".rstrip()
+                )
             root = pruned(root, {*kept}) or root
             paths, leaves = [paths[at] for at in kept], [leaves[at] for at in kept]
-        return FlatTree(paths, leaves if dtype is None else [_cast(leaf, dtype) for leaf in leaves], root)
+        return FlatTree(
+            paths, leaves if dtype is None else [_cast(leaf, dtype) for leaf in leaves], root
+        )
 
     return change
 
