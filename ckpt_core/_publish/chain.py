@@ -1,7 +1,7 @@
 """Which versions are published, and the way from one to another. Pure.
 
-``.ckpt-published`` holds the chain; replacing it makes a version visible. A version is an *anchor*, a checkpoint of its own; a
-*delta* to the version before it in the chain, in one file for each process that has written it; or both.
+``.ckpt-published`` holds the chain; replacing it makes a version visible. A version is an *anchor*, a checkpoint of its own, or a
+*delta* to the version before it in the chain, one file for each process that has written it; or both.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import re
 import zlib
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ckpt_core._errors import CheckpointCorrupt
@@ -18,22 +18,19 @@ from ckpt_core._format.untrusted import parse_json
 from ckpt_core._options import MIB
 
 CHAIN_FILE = ".ckpt-published"
-"""Name of the file in the directory; its content is the CRC-32 of the next line, and that line, the chain as JSON."""
+"""Name of the file in the directory: the CRC-32 of the next line, and that line, the chain as JSON."""
 MOST_BYTES = 64 * MIB
-"""Maximum size of the file."""
 DELTA = ".ckpt-delta-"
-"""Begins the name of each file of a delta."""
 _MOST_ANCHORS = 64
-"""Anchors that the file names; older ones stay in the directory, where nobody needs the chain to load them."""
-_TOKEN = re.compile(r"[0-9a-f]{16,32}")
+"""Anchors that the file names; older ones stay in the directory, and are loaded without it."""
+_TOKEN = re.compile(r"[0-9a-f]{32}")
 
 
-@dataclass(frozen=True)
-class Version:
+class Version(NamedTuple):
     """One published version."""
 
     number: int
-    token: str  # as in the record of its anchor: of two versions with one number, only one is meant
+    token: str  # as in the record of its anchor: tells it from another one of its number
     anchor: bool
     # Of the delta: size in bytes and CRC-32 of each process's file; None if there is none.
     parts: tuple[tuple[int, int], ...] | None = None
@@ -41,12 +38,11 @@ class Version:
     @property
     def files(self) -> list[str]:
         """Names of the files of the delta."""
-        return [name_of(self.number, self.token, index) for index in range(len(self.parts or ()))]
+        return [self.file(index) for index in range(len(self.parts or ()))]
 
-
-def name_of(number: int, token: str, index: int) -> str:
-    """The name of the file in which process ``index`` puts its part of a delta."""
-    return f"{DELTA}{number}-{token[:16]}-{index}"
+    def file(self, index: int) -> str:
+        """Name of the file in which process ``index`` puts its part of the delta."""
+        return f"{DELTA}{self.number}-{self.token[:16]}-{index}"
 
 
 @dataclass(frozen=True)
@@ -54,85 +50,62 @@ class Chain:
     """The content of the file."""
 
     writer: str = ""  # of the Publisher that was opened last
-    versions: tuple[Version, ...] = ()  # each but an anchor is a delta to the one before it
+    versions: tuple[Version, ...] = ()
 
-    @property
-    def newest(self) -> Version | None:
-        """The version that was published last."""
-        return self.versions[-1] if self.versions else None
+    def names(self) -> set[str]:
+        """What it needs of the directory: anchors, and files of deltas."""
+        anchors = {str(one.number) for one in self.versions if one.anchor}
+        return anchors.union(*(one.files for one in self.versions))
 
-    def since_anchor(self) -> int:
-        """How many versions there are after the newest anchor."""
-        anchors = (at for at, one in enumerate(reversed(self.versions)) if one.anchor)
-        return next(anchors, len(self.versions))
+    def wants_anchor(self, anchor_every: int) -> bool:
+        """Whether the next version is an anchor even if a delta is smaller. The delta stands beside it, for those who keep up."""
+        return not any(
+            one.anchor for one in self.versions[1 - anchor_every or len(self.versions) :]
+        )
 
     def published(self, version: Version, max_to_keep: int | None) -> Chain:
-        """The chain after one more version, without what nobody needs. Versions of its number and beyond are abandoned. Deltas
-        stay since the second newest anchor: followers that are further behind take an anchor.
+        """The chain after one more version, without those that it abandons, of its number and beyond, and without what nobody
+        needs. Deltas stay since the second newest anchor: who is further behind takes an anchor.
         """
-        before = [one for one in self.versions if one.number < version.number]
-        versions = [*before, version]
+        versions = [*(one for one in self.versions if one.number < version.number), version]
         anchors = [at for at, one in enumerate(versions) if one.anchor]
-        first = anchors[-2] if len(anchors) > 1 else anchors[0]
-        kept = {*anchors[-(max_to_keep or _MOST_ANCHORS) :]}
-        # the version before the first one is not in the chain, or not the base of its delta
-        found = [replace(versions[at], parts=None) for at in sorted(kept) if at < first]
-        found.append(replace(versions[first], parts=None, anchor=first in kept))
-        found += [
-            replace(versions[at], anchor=at in kept) for at in range(first + 1, len(versions))
+        first, kept = anchors[-2:][0], {*anchors[-max(2, max_to_keep or _MOST_ANCHORS) :]}
+        found = [
+            # the base of the first delta, or of one beside an older anchor, is not in the chain
+            one if at > first else one._replace(parts=None)
+            for at, one in enumerate(versions)
+            if at >= first or at in kept
         ]
         return replace(self, versions=tuple(found))
 
     def dump(self) -> bytes:
         """The content of the file."""
-        line = json.dumps(asdict(self), separators=(",", ":")).encode()
+        line = json.dumps([self.writer, self.versions], separators=(",", ":")).encode()
         return b"%08x\n%s" % (zlib.crc32(line), line)
 
 
 def parse_chain(data: bytes | None, directory: str) -> Chain | None:
     """The content of the file in ``directory``; None if there is none, CheckpointCorrupt if it is damaged."""
-    if data is None:
+    if not data:
         return None
     crc, _, line = data.partition(b"\n")
     try:
         if int(crc, 16) != zlib.crc32(line):
             raise ValueError("its checksum differs")
-        value = parse_json(line, CHAIN_FILE)
+        writer, rows = parse_json(line, CHAIN_FILE)
         versions = tuple(
-            Version(
-                int(one["number"]),
-                str(one["token"]),
-                one["anchor"] is True,
-                None
-                if one["parts"] is None
-                else tuple((int(size), int(crc)) for size, crc in one["parts"]),
-            )
-            for one in value["versions"]
+            Version(int(number), token, anchor, parts and tuple((int(a), int(b)) for a, b in parts))
+            for number, token, anchor, parts in rows
         )
         if not all(_TOKEN.fullmatch(one.token) for one in versions):
-            raise ValueError("a token in it is none that ckpt gives")
-        return Chain(str(value["writer"]), versions)
-    except (ValueError, TypeError, KeyError) as error:
+            raise ValueError("it has a token that ckpt does not give")
+        return Chain(writer, versions)
+    except (ValueError, TypeError) as error:
         raise CheckpointCorrupt(
             f"{directory}/{CHAIN_FILE} is damaged ({error}), so it is not known which versions are published: the next "
             "publish writes it anew",
             file=CHAIN_FILE,
         ) from error
-
-
-class Form(NamedTuple):
-    """How a version is written."""
-
-    anchor: bool
-    delta: bool
-
-
-def form_of(chain: Chain, delta_bytes: int | None, full_bytes: int, anchor_every: int) -> Form:
-    """A delta if there is one and it is smaller; an anchor if not, and after ``anchor_every`` versions beside it, so that
-    followers which keep up read no anchor. ``delta_bytes`` is None if there is no version to compare with.
-    """
-    delta = delta_bytes is not None and delta_bytes < full_bytes
-    return Form(not delta or chain.since_anchor() + 1 >= anchor_every, delta)
 
 
 class Route(NamedTuple):
@@ -142,33 +115,24 @@ class Route(NamedTuple):
     deltas: tuple[Version, ...]
 
 
-def route(chain: Chain, held: str | None, lost: Collection[str]) -> Route | None:
-    """The way from the version with the token ``held`` to the newest one that can be reached; None if it is reached. Versions of
-    ``lost`` are missing or damaged: ``anchor_key``, ``delta_key``.
+def route(chain: Chain, held: str, lost: Collection[tuple[str, bool]]) -> Route | None:
+    """The way from the version with the token ``held`` to the newest one within reach; None if that is held. Of ``lost`` versions, by
+    token, the anchor (True) or the delta is missing or damaged.
     """
-    versions = chain.versions
-    tokens = [one.token for one in versions]
-    at = tokens.index(held) if held in tokens else -1
-    starts = [(None, at)] if at >= 0 else []
-    newest_first = reversed([*enumerate(versions)])
-    starts += [(one, n) for n, one in newest_first if one.anchor and anchor_key(one) not in lost]
-    found, reached = None, at
-    for anchor, start in starts:
-        end = start
-        for one in versions[start + 1 :]:
-            if one.parts is None or delta_key(one) in lost:
-                break
+    versions, reached, found = chain.versions, -1, None
+    starts: list[tuple[int, Version | None]] = []
+    for at, one in reversed([*enumerate(versions)]):
+        if one.token == held:
+            starts.insert(0, (at, None))
+            reached = at
+        if one.anchor and (one.token, True) not in lost:
+            starts.append((at, one))
+    for start, anchor in starts:
+        end = start + 1
+        while (
+            end < len(versions) and versions[end].parts and (versions[end].token, False) not in lost
+        ):
             end += 1
-        if end > reached:
-            found, reached = Route(anchor, versions[start + 1 : end + 1]), end
+        if end > reached + 1:
+            found, reached = Route(anchor, versions[start + 1 : end]), end - 1
     return found
-
-
-def anchor_key(version: Version) -> str:
-    """Names the anchor of a version among what is lost."""
-    return version.token
-
-
-def delta_key(version: Version) -> str:
-    """Names the delta of a version among what is lost."""
-    return f"{version.token} delta"

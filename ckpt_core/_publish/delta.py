@@ -1,36 +1,32 @@
 """What changed between two values of an array, bit by bit: found, packed, put in place, and proved. Pure.
 
-An array is seen as its *cells*: unsigned integers of one, two or four bytes, flat and in C order. A block of cells has the
-gaps between those that changed, one byte each, and what to xor them with, byte plane by byte plane. Where many changed, it has
-the xor of all cells. zstd takes out of both what is left.
-
-The digest of an array is a sum, modulo 2^64, of its words of four bytes with odd weights. So the change of a few cells
-changes it by a sum over these alone.
+An array is seen as its *cells*: unsigned integers of one, two or four bytes, flat and in C order. A block of cells has the gaps
+between those that changed, one byte each, and what to xor them with, byte plane by byte plane; where many changed, the xor of
+all. zstd takes out of both what is left. The digest of cells is the sum, modulo 2^64, of their words of four bytes with odd
+weights: a few changed cells change it by a sum over these alone.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import zstandard
 
 from ckpt_core._format.untrusted import decompress, parse_json
-from ckpt_core._layout.regions import Region, region_shape, whole
+from ckpt_core._layout.regions import Region, region_shape, region_size, whole
 
 Array = np.ndarray[Any, Any]
+Block = tuple[int, int]
+"""Bytes of gaps, 0 if the block has the xor of all its cells; and number of cells."""
 MASK = 2**64 - 1
-_BLOCK = 1 << 22
-"""Cells that are worked on at a time; a multiple of the words of a row."""
+_BLOCK = 1 << 20
 _DENSE = 3
-"""A block of which more than one in so many cells changed is stored as a whole."""
+"""Of a block in which more than one of so many cells changed, all are stored."""
 _LONG = 255
 """As a gap: so many cells did not change, and no changed one follows."""
-_ROW = 1 << 14
-_ROWS = 64
-_WEIGHTS = np.random.PCG64(20240607).random_raw(_ROW) | np.uint64(1)
 _HEADER_BYTES = 64 * 1024 * 1024
 
 
@@ -40,124 +36,105 @@ class Change(NamedTuple):
     item: str
     leaf: int  # position in the item
     region: Region
-    blocks: Sequence[tuple[int, int]]  # of each the bytes of gaps, 0 if it is whole; and the cells
+    blocks: Sequence[Block]
     digest: int  # of the whole region, after the change
-
-    def size_bytes(self, cell_bytes: int) -> int:
-        """How much the change takes in the data of its part."""
-        return sum(gaps + count * cell_bytes for gaps, count in self.blocks)
 
 
 def cells(array: Array) -> Array:
     """The cells of an array; a view if it is contiguous."""
-    size = array.dtype.itemsize
-    unit = np.dtype(f"u{size if size < 4 else 4}")
+    unit = np.dtype(f"u{min(array.dtype.itemsize, 4)}")
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).view(unit)
 
 
 def digest(found: Array, first: int = 0) -> int:
-    """The digest of these cells, which begin at position ``first``, a multiple of ``_BLOCK``."""
+    """The digest of cells, of which the first one begins word ``first``."""
     data, total = found.view(np.uint8), 0
-    row = first * found.itemsize // (4 * _ROW)
-    for start in range(0, data.size, 4 * _ROW * _ROWS):
-        part = data[start : start + 4 * _ROW * _ROWS]
-        if rest := -part.size % (4 * _ROW):
-            part = np.pad(part, (0, rest))
-        words = part.view(np.uint32).reshape(-1, _ROW).astype(np.uint64)
-        rows = np.arange(row, row + len(words))
-        total += int(((words @ _WEIGHTS) * _of_rows(rows)).sum())
-        row += len(words)
+    for start in range(0, data.size, _BLOCK):
+        part = data[start : start + _BLOCK]
+        words = (np.pad(part, (0, -part.size % 4)) if part.size % 4 else part).view(np.uint32)
+        total += int((words * _weights(np.arange(words.size) + (first + start // 4))).sum())
     return total & MASK
 
 
-def _of_rows(rows: Array) -> Array:
-    """The odd factor of each row of words."""
-    mixed = rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+def _weights(words: Array) -> Array:
+    mixed = words.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(29)
-    return (mixed * np.uint64(0xBF58476D1CE4E5B9)) | np.uint64(1)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    return mixed | np.uint64(1)
 
 
-def _moved(at: Array, before: Array, after: Array) -> int:
-    """By how much the digest changes if the cells at these positions do."""
-    place = at * before.itemsize
-    words, shift = place >> 2, ((place & 3) << 3).astype(np.uint64)
-    by = (after.astype(np.uint64) - before.astype(np.uint64)) << shift
-    return int((by * _WEIGHTS[words & (_ROW - 1)] * _of_rows(words // _ROW)).sum())
+def _moved(at: Array, old: Array, new: Array, first: int) -> int:
+    """By how much the digest changes if these cells of a block do, which begins at cell ``first``."""
+    if at.size == old.size == at[-1] + 1:
+        word = first * old.itemsize // 4
+        return digest(new, word) - digest(old, word)
+    place = (at + first) * old.itemsize
+    by = new.astype(np.uint64) - old.astype(np.uint64)
+    if old.itemsize < 4:
+        by <<= ((place & 3) << 3).astype(np.uint64)
+    return int((by * _weights(place >> 2)).sum())
 
 
-def encode(before: Array, after: Array) -> tuple[list[tuple[int, int]], list[bytes], int]:
-    """Blocks and data of the change from one value's cells to another's, and by how much the digest changes; no data if they are equal."""
-    blocks, data, moved = list[tuple[int, int]](), list[bytes](), 0
+def encode(before: Array, after: Array) -> tuple[list[Block], list[bytes], int]:
+    """Blocks and data of what changed between two values' cells, and by how much the digest did; no data if nothing changed."""
+    blocks, data, moved = list[Block](), list[bytes](), 0
     for first in range(0, before.size, _BLOCK):
         old, new = before[first : first + _BLOCK], after[first : first + _BLOCK]
         bits = old ^ new
-        at = np.flatnonzero(bits)
+        at, gaps = np.flatnonzero(bits), np.empty(0, np.uint8)
         if at.size * _DENSE > bits.size:
-            blocks.append((0, bits.size))
-            moved += digest(new, first) - digest(old, first)
-        else:
-            bits, gaps = bits[at], _gaps(at)
-            blocks.append((gaps.size, at.size))
-            moved += _moved(at + first, old[at], new[at])
-            data.append(gaps.tobytes())
-        data.append(
-            np.ascontiguousarray(bits.view(np.uint8).reshape(-1, bits.itemsize).T).tobytes()
-        )
-    return blocks, data if any(map(len, data)) else [], moved
+            at = np.arange(bits.size)
+        elif at.size:
+            gaps = np.diff(at, prepend=-1) - 1
+            ends = np.cumsum(gaps // _LONG + 1)
+            gaps, rest = np.full(ends[-1], _LONG, np.uint8), gaps % _LONG
+            gaps[ends - 1] = rest
+        blocks.append((gaps.size, at.size))
+        if at.size:
+            moved += _moved(at, old[at], new[at], first)
+            planes = bits[at].view(np.uint8).reshape(-1, bits.itemsize).T
+            data += [gaps.tobytes(), planes.tobytes()]
+    return blocks, data, moved
 
 
-def _gaps(at: Array) -> Array:
-    gaps = np.diff(at, prepend=-1) - 1
-    longs = gaps // _LONG
-    found = np.full(at.size + int(longs.sum()), _LONG, np.uint8)
-    found[np.cumsum(longs + 1) - 1] = gaps % _LONG
-    return found
-
-
-def apply(change: Change, data: Array, flat: Array, shape: tuple[int, ...]) -> int:
-    """Xors the change into the cells of an array of this shape; returns by how much the digest of the region changes. ValueError for
-    a change that no ``encode`` made, after which the array may hold a part of it.
+def apply(change: Change, data: Array, array: Array) -> tuple[int, Array]:
+    """Xors a change into an array; returns by how much the digest of the region changes, and the data of the next changes.
+    ValueError for a change that no ``encode`` made, after which the array may hold a part of it.
     """
-    size = flat.itemsize
-    inside = region_shape(change.region)
-    per_value = flat.size // max(1, int(np.prod(shape)))  # cells of one value
-    left, moved = int(np.prod(inside)) * per_value, 0
-    place = _placing(change.region, shape, per_value)
-    if len(change.blocks) != -(-left // _BLOCK):
-        raise ValueError(f"it has {len(change.blocks)} blocks for {left} cells")
-    for first, (gaps, count) in zip(range(0, left, _BLOCK), change.blocks, strict=True):
-        most = min(_BLOCK, left - first)
-        at = np.arange(most) if gaps == 0 and count else _positions(data[:gaps])
-        if at.size != count or at.size > most or (count and at[-1] >= most):
-            raise ValueError(f"a block has {at.size} changed cells for {count} of {most}")
-        bits = np.ascontiguousarray(data[gaps : gaps + count * size].reshape(size, count).T)
-        data = data[gaps + count * size :]
-        target = place(at + first)
-        old = flat[target]
-        new = old ^ bits.view(flat.dtype).reshape(-1)
-        flat[target] = new
-        moved += _moved(at + first, old, new)
-    return moved
+    flat, moved = cells(array), 0
+    per_value = array.dtype.itemsize // flat.itemsize
+    size, is_whole = region_size(change.region) * per_value, change.region == whole(array.shape)
+    if len(change.blocks) != -(-size // _BLOCK):
+        raise ValueError(f"it has {len(change.blocks)} blocks for {size} cells")
+    for first, (gaps, count) in zip(range(0, size, _BLOCK), change.blocks, strict=True):
+        most, stop = min(_BLOCK, size - first), gaps + count * flat.itemsize
+        at = np.arange(most) if count and not gaps else _positions(data[:gaps])
+        if at.size != count or stop > data.size or (count and at[-1] >= most):
+            raise ValueError(f"it has a block of {at.size} changed cells for {count} of {most}")
+        if count:
+            planes = data[gaps:stop].reshape(flat.itemsize, count).T
+            bits = np.ascontiguousarray(planes).view(flat.dtype).reshape(-1)
+            place: Any = slice(first, first + most) if is_whole and not gaps else at + first
+            if not is_whole:
+                place = _in_array(place, change.region, array.shape, per_value)
+            new = flat[place] ^ bits
+            moved += _moved(at, flat[place], new, first)
+            flat[place] = new
+        data = data[stop:]
+    return moved, data
 
 
 def _positions(gaps: Array) -> Array:
-    """The positions that ``_gaps`` was given."""
+    """Which cells changed."""
     changed = gaps != _LONG
     return (np.cumsum(gaps + changed.astype(np.int64)) - 1)[changed]
 
 
-def _placing(region: Region, shape: tuple[int, ...], per_value: int) -> Callable[[Array], Array]:
+def _in_array(at: Array, region: Region, shape: tuple[int, ...], per_value: int) -> Array:
     """From positions of cells in a region to those in the whole array."""
-    if region == whole(shape):
-        return lambda at: at
-    inside = (*region_shape(region), per_value)
-
-    def place(at: Array) -> Array:
-        found = np.unravel_index(at, inside)
-        moved = [axis + start for axis, (start, _) in zip(found, region, strict=False)]
-        return np.ravel_multi_index((*moved, found[-1]), (*shape, per_value))
-
-    return place
+    found = np.unravel_index(at, (*region_shape(region), per_value))
+    moved = [axis + start for axis, (start, _) in zip(found, region, strict=False)]
+    return np.ravel_multi_index((*moved, found[-1]), (*shape, per_value))
 
 
 def pack(changes: Sequence[Change], data: Sequence[bytes]) -> bytes:
@@ -168,23 +145,17 @@ def pack(changes: Sequence[Change], data: Sequence[bytes]) -> bytes:
 
 
 def unpack(part: bytes, file: str, state_bytes: int) -> tuple[list[Change], Array]:
-    """What ``pack`` was given, the data as one array of bytes. ``state_bytes`` bounds them: no change takes more than twice the state.
-    Raises ValueError for what is too long, or no part.
+    """What ``pack`` was given, the data as one array of bytes. ValueError for what is no part, or takes more than any change of a
+    state of ``state_bytes``.
     """
     raw = decompress(part, 2 * state_bytes + _HEADER_BYTES)
     stop = 8 + int.from_bytes(raw[:8], "little")
-    if stop > min(len(raw), _HEADER_BYTES):
-        raise ValueError("its header is longer than the part")
     made = [
-        Change(
-            str(item),
-            int(leaf),
-            tuple((int(start), int(end)) for start, end in region),
-            [(int(gaps), int(count)) for gaps, count in blocks],
-            int(after),
-        )
+        Change(item, leaf, tuple(map(tuple, region)), blocks, after)
         for item, leaf, region, blocks, after in parse_json(raw[8:stop], file)
     ]
-    if any(min(0, *block) for one in made for block in one.blocks):
-        raise ValueError("a block has a negative size")
+    if any(
+        type(one) is not int or one < 0 for made_ in made for block in made_.blocks for one in block
+    ):
+        raise ValueError("a block has no size")
     return made, np.frombuffer(raw, np.uint8)[stop:]

@@ -9,7 +9,7 @@ import os
 import secrets
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,15 +19,13 @@ from ckpt_core._directory import check_step, resolve
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointExists, UnsupportedLeaf
 from ckpt_core._fork import HOME, forked
 from ckpt_core._lazy import jax
-from ckpt_core._load import Only
 from ckpt_core._load.matching import selection
 from ckpt_core._load.plans import pruned
-from ckpt_core._load.request import float_dtype
+from ckpt_core._load.request import Only, float_dtype
 from ckpt_core._operation import logger
 from ckpt_core._options import Options, checked_options
 from ckpt_core._processes import NotTogether, Round, this_run
-from ckpt_core._publish import chain as chains
-from ckpt_core._publish.chain import Chain, Form, Version
+from ckpt_core._publish.chain import CHAIN_FILE, DELTA, MOST_BYTES, Chain, Version, parse_chain
 from ckpt_core._publish.delta import MASK, Change, cells, digest, encode, pack
 from ckpt_core._run.in_flight import SaveSlot, Turns, in_turn, settle_all
 from ckpt_core._run.run_file import RUN_FILE
@@ -35,23 +33,24 @@ from ckpt_core._run.steps import refuse_one_checkpoint
 from ckpt_core._save import NOTHING, RecordFields, Save, collect_items, make_job, take_snapshot
 from ckpt_core._saved import refuse_file_for_steps
 from ckpt_core._storage import backend_of
-from ckpt_core._tree import FlatTree
+from ckpt_core._tree import FlatTree, Path
 from ckpt_core._tree.leaves import describe, dtype_from_name
-from ckpt_core._tree.patterns import advice_on_pattern, idle_patterns, read_again
-from ckpt_core.arguments import answering, whole_number
+from ckpt_core._tree.patterns import idle_patterns, read_again
+from ckpt_core.arguments import whole_number
 
 PARTIAL = "published_only"
-"""In the metadata of an anchor: ``only=`` left leaves out, which a follower keeps as they are."""
+"""In the metadata of an anchor: ``only=`` left leaves out, which followers keep as they are."""
+Place = tuple[str, int, Any]
+"""Item, position of the leaf, and region, as in ``Change``."""
 
 
 @dataclass
 class Snapshot:
     """What this process wrote of one version, on the host: the base of the next delta."""
 
-    facts: list[Any]  # what must be equal for a delta: of each item its name, record and texts
-    # By item, position of the leaf and region, as in ``Change``.
-    pieces: dict[tuple[Any, ...], np.ndarray[Any, Any]] = field(default_factory=dict[Any, Any])
-    digests: dict[tuple[Any, ...], int] = field(default_factory=dict[Any, int])
+    facts: list[Any] = field(default_factory=list[Any])  # what is equal in both versions of a delta
+    pieces: dict[Place, np.ndarray[Any, Any]] = field(default_factory=dict[Any, Any])
+    digests: dict[Place, int] = field(default_factory=dict[Place, int])
 
     @classmethod
     def of(cls, save: Save) -> Snapshot:
@@ -64,22 +63,17 @@ class Snapshot:
                     found.pieces[item.name, positions[array.name], region] = cells(values)
         return found
 
-    def since(self, before: Snapshot | None) -> bytes | None:
-        """The part of this process in the delta to this version; None without a version of the same structure."""
-        if (
-            before is None
-            or self.facts != before.facts
-            or self.pieces.keys() != before.pieces.keys()
-        ):
-            self.digests = {key: digest(piece) for key, piece in self.pieces.items()}
+    def since(self, before: Snapshot) -> bytes | None:
+        """The part of this process in the delta to this version; None if ``before`` has another structure."""
+        if self.facts != before.facts or self.pieces.keys() != before.pieces.keys():
+            self.digests = {place: digest(piece) for place, piece in self.pieces.items()}
             return None
         changes, data = list[Change](), list[bytes]()
-        for key, piece in self.pieces.items():
-            blocks, found, moved = encode(before.pieces[key], piece)
-            self.digests[key] = (before.digests[key] + moved) & MASK
+        for place, piece in self.pieces.items():
+            blocks, found, moved = encode(before.pieces[place], piece)
+            self.digests[place] = (before.digests[place] + moved) & MASK
             if found:
-                item, leaf, region = key
-                changes.append(Change(item, leaf, region, blocks, self.digests[key]))
+                changes.append(Change(*place, blocks, self.digests[place]))
                 data += found
         return pack(changes, data)
 
@@ -87,34 +81,29 @@ class Snapshot:
 class Publisher:
     """A directory of published weights, which any number of ``Follower``s read.
 
-    A version is a checkpoint (an *anchor*), or what changed since the version before it (a *delta*). Weights of bfloat16 that are
-    one step of AdamW apart differ in few elements: such a delta has a few percent of the bytes. Anchors are
-    ordinary checkpoints, ``directory/<version>``, for ``load``, Orbax and ``Checkpointer(read_only=True)``. Deltas are for published weights; resume
-    from a ``Checkpointer``.
+    A version is a checkpoint (an *anchor*), or what changed since the version before it (a *delta*), whichever is smaller. Weights
+    of bfloat16 that are one step of AdamW apart differ in few elements, so a delta may have one percent of the bytes.
+    Anchors are ordinary checkpoints, ``directory/<version>``. To resume training, save with a ``Checkpointer`` elsewhere.
 
-    With several processes, all must make the same calls in the same order. A Publisher keeps a host copy of what each process
-    published last.
+    With several processes, all must make the same calls in the same order. Each keeps a host copy of what it published last.
 
     Args:
-        directory: of the published versions alone; created if missing. A path or a URL.
-        anchor_every: after so many versions an anchor is written beside the delta, for followers that join late or lost a delta.
-        max_to_keep: how many of the newest anchors stay, all by default. Deltas since the second newest one always stay.
-        options: see ``Options``. ``delete_grace_secs`` is how long a file stays after nothing names it.
+        directory: of published versions alone; created if missing. A path or a URL.
+        anchor_every: every so many versions have an anchor among them, for followers that join late or lost a delta.
+        max_to_keep: how many of the newest anchors stay, at least two; None: all. Deltas stay since the second newest one.
+        options: see ``Options``; a file that nobody needs any more stays for ``delete_grace_secs``.
 
     Raises:
-        CheckpointExists: a Checkpointer, or another program, keeps its checkpoints there.
+        CheckpointExists: there are checkpoints that no Publisher wrote.
 
     Example:
         >>> import ckpt_core as ckpt, jax.numpy as jnp, tempfile
         >>> directory = tempfile.mkdtemp()
         >>> with ckpt.Publisher(directory) as publisher:
         ...     for step in range(3):
-        ...         publisher.publish(step, {"w": jnp.full(1000, step)}, cast=jnp.bfloat16)
-        >>> follower = ckpt.Follower(directory)
-        >>> follower.update()
-        2
-        >>> follower.load()["w"].dtype
-        dtype('int32')
+        ...         publisher.publish(step, {"w": jnp.full(1000, step / 2)}, cast=jnp.bfloat16)
+        >>> ckpt.Follower(directory).load()["w"][:2].tolist()
+        [1.0, 1.0]
     """
 
     def __init__(
@@ -128,10 +117,8 @@ class Publisher:
         HOME.is_used = True
         if os.getpid() != HOME.pid:
             raise forked()
-        self._anchor_every = whole_number("anchor_every", anchor_every)
-        self._max_to_keep = (
-            None if max_to_keep is None else whole_number("max_to_keep", max_to_keep)
-        )
+        self._every = whole_number("anchor_every", anchor_every)
+        self._most = None if max_to_keep is None else whole_number("max_to_keep", max_to_keep)
         self._options = checked_options(options)
         self.directory, self._local = resolve(directory)
         self._backend = backend_of(self._local, self._options)
@@ -140,7 +127,7 @@ class Publisher:
         self._turns = Turns(self.directory, [self._slot], self._options.timeout_secs)
         self._newest: int | None = None  # that this object published
         self._before: Snapshot | None = None
-        self._chain = Chain()  # on process 0, like what is left to delete: when, and what
+        self._chain = Chain()  # on process 0, like what is to be deleted: when, and what
         self._leaving: list[tuple[float, str]] = []
         self._closed = False
         self._round("open a Publisher").first(self._open)
@@ -153,36 +140,29 @@ class Publisher:
         if self._local:
             refuse_file_for_steps(self.directory)
         refuse_one_checkpoint(self._backend, self.directory, self._local)
-        known, look = Chain(), self._backend.look(self.directory)
-        anchors = [name for name in look.children if name.isdigit() and look.is_checkpoint(name)]
+        look, known = self._backend.look(self.directory), Chain()
+        anchors = {name for name in look.children if look.is_checkpoint(name)}
         try:
             found = self._read()
-            if found is None and (
-                RUN_FILE in look.hidden or any(map(look.is_checkpoint, look.children))
-            ):
+            if found is None and (anchors or RUN_FILE in look.hidden):
                 raise CheckpointExists(
-                    f"{self.directory} holds checkpoints that no Publisher wrote, and retention would delete some: publish "
-                    "into a directory of its own"
+                    f"{self.directory} holds checkpoints that no Publisher wrote: publish into a directory of its own"
                 )
             known = found or known
         except CheckpointCorrupt as error:
             logger.warning("%s", error)
         self._chain = replace(known, writer=secrets.token_hex(8))
-        self._put_chain()
-        named = _files_of(known)
-        left = [name for name in look.hidden if name.startswith(chains.DELTA)]
-        if known.newest is not None:  # else it is not known which anchors were published
-            number = known.newest.number
-            every = self._max_to_keep is not None
-            left += [name for name in anchors if every or int(name) > number]
-        self._leave({*left} - named)
+        self._backend.put(self.directory, CHAIN_FILE, self._chain.dump())
+        left = {name for name in look.hidden if name.startswith(DELTA)}
+        newest = known.versions[-1].number if known.versions else None
+        if newest is not None:  # else it is not known which anchors were published
+            every = {name for name in anchors if name.isdigit()}
+            left |= {name for name in every if self._most is not None or int(name) > newest}
+        self._delete(left - known.names())
 
     def _read(self) -> Chain | None:
-        data = self._backend.read(self.directory, chains.CHAIN_FILE, chains.MOST_BYTES)
-        return chains.parse_chain(data, self.directory)
-
-    def _put_chain(self) -> None:
-        self._backend.put(self.directory, chains.CHAIN_FILE, self._chain.dump())
+        data = self._backend.read(self.directory, CHAIN_FILE, MOST_BYTES)
+        return parse_chain(data, self.directory)
 
     @in_turn
     def publish(
@@ -195,51 +175,42 @@ class Publisher:
         only: Only = None,
         **items: Any,
     ) -> None:
-        """Publishes one version of a state or of named items, in the background.
+        """Publishes a version of one state or of named items, in the background.
 
-        Blocks until the version before is written, and then for the snapshot. Followers see the version when it is whole; a delta
-        is durable then in any case, an anchor with ``Options.durable``. ``close`` waits for it.
+        Blocks until the version before is written, and then for the snapshot. Followers see a version when it is whole; then a
+        delta is durable, and an anchor with ``Options.durable``. ``close`` waits for it. All processes must call it.
 
-        The first version of a Publisher may have any number. The versions from that number on, of an earlier Publisher, are
-        abandoned: their followers go back to it. It is always an anchor, and so is the version after a failure.
+        The first version may have any number: those from that number on, of an earlier Publisher, are abandoned, and
+        followers go back. It is an anchor, like the version after a failure.
 
         Args:
-            version: its number, beyond the last one that this Publisher published.
+            version: a number beyond the last one that this Publisher published.
             state: one pytree or model; or name items instead.
-            cast: a dtype of floats, such as ``jnp.bfloat16``: all arrays of floats are published in it.
-            only: publish only these leaves, as in ``load``. A follower keeps the others as they are.
+            cast: a dtype of floats, such as ``jnp.bfloat16``, in which all arrays of floats are published.
+            only: publish only these leaves, as in ``load``; followers keep the others as they are.
             **items: named items: models and pytrees.
 
         Raises:
             CheckpointExists: this Publisher has published this number, or a later one.
             UnsupportedLeaf: a value cannot be saved, or is no pytree of arrays, such as a data pipeline.
-            ValueError: a pattern of ``only`` matches no leaf.
+            ValueError: ``only`` matches no leaf.
             Exception: the error of the version before, with its own type.
         """
         if self._closed:
             raise CheckpointError(f"{self.directory}: this Publisher is closed: open another one")
-        number, dtype = (
-            check_step(version),
-            None if cast is None else dtype_from_name(float_dtype(cast)),
-        )
+        number, dtype = check_step(version), None if cast is None else float_dtype(cast)
         settle_all([self._slot])
         if self._newest is not None and number <= self._newest:
             raise CheckpointExists(
-                f"{self.directory}: version {self._newest} is published already, and {number} is not beyond it: publish a "
-                "later number, or, to go back, close this Publisher and open another one"
+                f"{self.directory}: version {self._newest} is published, and {number} is not beyond it: publish a later number, or "
+                "close this Publisher and go back with another one"
             )
         chosen = collect_items(NOTHING if state is None else state, None, items)
-        single, metadata = state is not None, None if only is None else {PARTIAL: True}
+        fields = RecordFields(state is not None, None if only is None else {PARTIAL: True})
+        target, change = f"{self.directory}/{number}", _change(chosen, only, dtype)
         job = make_job(
-            f"{self.directory}/{number}",
-            self._local,
-            self._backend,
-            self._processes,
-            RecordFields(single, metadata),
-            self._options,
-            overwrite=True,
-            step=number,
-            change=_change(chosen, only, dtype),
+            *(target, self._local, self._backend, self._processes, fields, self._options),
+            **{"overwrite": True, "step": number, "change": change},
         )
         together, save = self._round("publish"), Save(job, call="publish an anchor")
         take_snapshot(chosen, [save], np.copy)
@@ -249,30 +220,30 @@ class Publisher:
                 raise UnsupportedLeaf(
                     f"item {item.name!r} is no pytree of arrays: publish weights, and save the rest with a Checkpointer"
                 )
-        low = self._options.background_priority == "low"
         work = functools.partial(self._write, number, save, together)
+        low = self._options.background_priority == "low"
         self._slot.start(number, self.directory, work, low=low)
 
     def _write(self, number: int, save: Save, together: Round) -> None:
         """In the background: writes a version, and makes it visible."""
         before, self._before = self._before, None  # after a failure the next version is an anchor
         failing = functools.partial(save.operation.failing, "save_failed")
-        with failing("agreeing on the form of the version"):
-            now, form, version = self._put_delta(number, save, together, before)
-        if form.anchor:
+        with failing("writing the delta"):
+            now, version = self._put_delta(number, save, together, before or Snapshot())
+        if version.anchor:
             save.run()
         with failing("making the version visible"):
             together.all(functools.partial(self._commit, version))
         self._before, self._newest = now, number
-        if not form.anchor:
-            written = sum(size for size, _ in version.parts or ())
-            save.operation.committed(written, save.blocking_secs)
+        if not version.anchor:
+            written_bytes = sum(size for size, _ in version.parts or ())
+            save.operation.committed(written_bytes, save.blocking_secs)
 
     def _put_delta(
-        self, number: int, save: Save, together: Round, before: Snapshot | None
-    ) -> tuple[Snapshot, Form, Version]:
-        """Agrees on the form of a version, and writes the delta if there is one; returns what the version holds, its form and description."""
-        error, now, part = save.refusal, Snapshot([]), None
+        self, number: int, save: Save, together: Round, before: Snapshot
+    ) -> tuple[Snapshot, Version]:
+        """Agrees on the form of a version, and writes the delta if it has one; returns what it holds, and its description."""
+        error, now, part = save.refusal, Snapshot(), None
         try:
             if error is None:
                 save.land()
@@ -280,42 +251,33 @@ class Publisher:
                 part = now.since(before)
         except Exception as raised:
             error = raised
-        full = sum(piece.nbytes for piece in now.pieces.values())
-        values = json.dumps([item.values for item in save.items], sort_keys=True)
-        offer = _Offer(number, save.token, full, None if part is None else len(part), _crc(values))
-        answer = together.decide(json.dumps(offer.__dict__), self._judge, error=error)
-        (anchor, delta), token = json.loads(answer)
-        rows = list[tuple[int, int]]()
-        if delta:
-            assert part is not None
-            row = together.all(
-                functools.partial(self._put_part, number, token, part),
-                json.dumps,
-                lambda found: rows.extend(map(tuple, map(json.loads, found))),
-            )
-            rows = rows or [row]  # of a single process, or of one that does not commit
-        made = Version(number, token, anchor, tuple(rows) if delta else None)
-        return now, Form(anchor, delta), made
+        values = json.dumps([item.values for item in save.items], sort_keys=True).encode()
+        sizes = sum(piece.nbytes for piece in now.pieces.values()), part and len(part)
+        offer = json.dumps([[number, zlib.crc32(values)], save.token, *sizes])
+        anchor, delta, token = json.loads(together.decide(offer, self._judge, error=error))
+        version, rows = Version(number, token, anchor), list[tuple[int, int]]()
+        if delta and part is not None:
+
+            def put() -> tuple[int, int]:
+                self._backend.put(self.directory, version.file(self._processes.index), part)
+                return len(part), zlib.crc32(part)
+
+            judge = lambda found: rows.extend(tuple(json.loads(one)) for one in found)  # noqa: E731
+            row = together.all(put, json.dumps, judge)
+            rows = rows or [row]  # of the only process, or of one that does not commit
+        return now, version._replace(parts=tuple(rows) or None)
 
     def _judge(self, offers: list[str]) -> str:
-        """On process 0: the form of the version and its token; raises if the processes publish different things."""
-        found = [_Offer(**json.loads(one)) for one in offers]
-        for index, one in enumerate(found):
-            if (one.number, one.values) != (found[0].number, found[0].values):
+        """On process 0: whether the version has an anchor, and a delta, and its token. Raises if processes publish different things."""
+        facts, tokens, full, parts = zip(*map(json.loads, offers), strict=True)
+        for index, one in enumerate(facts):
+            if one != facts[0]:
                 raise NotTogether(
-                    f"process 0 publishes version {found[0].number} and process {index} version {one.number}, or they hold "
-                    "different values of what no sharding places: all must publish the same"
+                    f"process 0 publishes version {facts[0][0]} and process {index} version {one[0]}, or other values of what no "
+                    "sharding places: all processes must publish the same"
                 )
-        parts = [one.part_bytes for one in found]
-        delta = None if None in parts else sum(part or 0 for part in parts)
-        full = sum(one.full_bytes for one in found)
-        form = chains.form_of(self._chain, delta, full, self._anchor_every)
-        return json.dumps([form, found[0].token])
-
-    def _put_part(self, number: int, token: str, part: bytes) -> tuple[int, int]:
-        name = chains.name_of(number, token, self._processes.index)
-        self._backend.put(self.directory, name, part)
-        return len(part), zlib.crc32(part)
+        delta = None not in parts and sum(parts) < sum(full)
+        return json.dumps([not delta or self._chain.wants_anchor(self._every), delta, tokens[0]])
 
     def _commit(self, version: Version) -> None:
         """On process 0: makes the version visible, then deletes what no version needs any more."""
@@ -325,18 +287,17 @@ class Publisher:
             found = self._read()
             if found is not None and found.writer != self._chain.writer:
                 raise CheckpointError(
-                    f"{self.directory}: another Publisher was opened here, and version {version.number} is not published: "
-                    "end one of the two programs"
+                    f"{self.directory}: another Publisher was opened here, so version {version.number} is not published: end one "
+                    "of the two programs"
                 )
-        before = self._chain
-        self._chain = before.published(version, self._max_to_keep)
-        self._put_chain()
-        left = _files_of(before) - _files_of(self._chain)
-        if self._max_to_keep is None:  # anchors stay, but for those that were abandoned
+        before, self._chain = self._chain, self._chain.published(version, self._most)
+        self._backend.put(self.directory, CHAIN_FILE, self._chain.dump())
+        left = before.names() - self._chain.names()
+        if self._most is None:  # anchors stay, but for those that were abandoned
             left = {one for one in left if not one.isdigit() or int(one) > version.number}
-        self._leave(left)
+        self._delete(left)
 
-    def _leave(self, names: set[str]) -> None:
+    def _delete(self, names: set[str]) -> None:
         """Deletes these files and anchors after ``Options.delete_grace_secs``, and what is due now."""
         now = time.monotonic()
         self._leaving += [(now + self._options.delete_grace_secs, name) for name in sorted(names)]
@@ -344,22 +305,20 @@ class Publisher:
         for due, name in waiting:
             try:
                 if due > now:
-                    self._leaving.append((due, name))
-                elif name.startswith(chains.DELTA):
+                    raise BlockingIOError
+                if name.startswith(DELTA):
                     self._backend.remove(self.directory, name)
-                elif name not in _files_of(self._chain):  # else it was published again
+                elif name not in self._chain.names():  # else it was published again
                     self._backend.delete(f"{self.directory}/{name}")
             except BlockingIOError:  # somebody reads it
                 self._leaving.append((due, name))
-            except FileNotFoundError:
-                pass
             except OSError as error:
                 logger.warning("%s/%s stays: %s", self.directory, name, error)
 
     @in_turn
     def close(self) -> None:
-        """Blocks until the last version is visible; raises the error of a failed one. More calls do nothing."""
-        self._closed, self._before = True, None
+        """Blocks until the last version is visible; raises its error if it failed. All processes must call it."""
+        self._closed = True
         settle_all([self._slot])
         self._before = None
 
@@ -376,76 +335,38 @@ class Publisher:
                 raise
             error.add_note(f"ckpt: publishing failed too: {type(failure).__name__}: {failure}")
 
-    def __repr__(self) -> str:
-        return f"<Publisher {self.directory}: {'closed' if self._closed else 'open'}>"
-
-
-@dataclass(frozen=True)
-class _Offer:
-    """What one process tells process 0 about a version."""
-
-    number: int
-    token: str
-    full_bytes: int
-    part_bytes: int | None
-    values: int  # CRC-32 of those that each process has one of
-
-
-def _crc(text: str) -> int:
-    return zlib.crc32(text.encode(errors="surrogatepass"))
-
-
-def _files_of(chain: Chain) -> set[str]:
-    """The names in the directory that a chain needs."""
-    anchors = {str(one.number) for one in chain.versions if one.anchor}
-    return anchors.union(*(one.files for one in chain.versions))
-
 
 def _change(
-    items: Mapping[str, Any], only: Only, dtype: Any
+    items: Mapping[str, Any], only: Only, dtype: str | None
 ) -> Callable[[str, FlatTree], FlatTree] | None:
     """What is published of an item's tree: the leaves that ``only=`` selects, cast."""
     if only is None and dtype is None:
         return None
-    only = read_again(only)
-    selects = (
-        {}
-        if only is None
-        else {name: selection(only, name, value) for name, value in items.items()}
-    )
-    seen: list[tuple[str, Sequence[Any]]] = []
+    only, seen = read_again(only), list[tuple[str, list[Path]]]()
 
     def change(name: str, flat: FlatTree) -> FlatTree:
         paths, leaves, root = flat.paths, flat.leaves, flat.root
-        select: Any = selects.get(name)
-        if select is not None:
-            kept = [
-                at
-                for at, (path, leaf) in enumerate(zip(paths, leaves, strict=True))
-                if select(path, describe(leaf, path))
-            ]
+        if only is not None:
+            select: Any = selection(only, name, items[name])
+            leaf_of = zip(paths, leaves, strict=True)
+            kept = [n for n, (at, leaf) in enumerate(leaf_of) if select(at, describe(leaf, at))]
             seen.append((name, paths))
-            idle = idle_patterns(only, seen) if len(seen) == len(items) else []
-            if not kept or idle:
-                advice = advice_on_pattern(idle[0], [str(path) for path in paths]) if idle else ""
+            if not kept or (len(seen) == len(items) and idle_patterns(only, seen)):
                 raise ValueError(
-                    f"only={only!r} matches no leaf of item {name!r}. {advice}".rstrip()
+                    f"only={only!r}: it, or a pattern of it, matches no leaf of {name!r}"
                 )
             root = pruned(root, {*kept}) or root
             paths, leaves = [paths[at] for at in kept], [leaves[at] for at in kept]
         return FlatTree(
-            paths, leaves if dtype is None else [_cast(leaf, dtype) for leaf in leaves], root
+            paths, leaves if dtype is None else [_cast(one, dtype) for one in leaves], root
         )
 
     return change
 
 
-def _cast(leaf: Any, dtype: Any) -> Any:
+def _cast(leaf: Any, dtype: str) -> Any:
     """The leaf in this dtype if it is an array of floats."""
     is_array = isinstance(leaf, (jax.Array, np.ndarray, np.generic))
     if is_array and jax.dtypes.issubdtype(leaf.dtype, np.floating) and leaf.dtype != dtype:
-        return leaf.astype(dtype)
+        return leaf.astype(dtype_from_name(dtype))
     return leaf
-
-
-setattr(Publisher, "__init__", answering(Publisher.__init__))  # noqa: B010
