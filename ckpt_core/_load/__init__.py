@@ -16,9 +16,13 @@ from ckpt_core._directory import resolve
 from ckpt_core._errors import ANSWERS, at_the_call
 from ckpt_core._load.loading import Opening, run
 from ckpt_core._load.matching import detached
+from ckpt_core._load.matching import selection as selection
+from ckpt_core._load.plans import pruned as pruned
 from ckpt_core._load.plans import report_of
-from ckpt_core._load.request import NOT_PASSED, How, Only, Rename, Request, Rules
+from ckpt_core._load.request import NOT_PASSED, How, Rename, Request, Rules
+from ckpt_core._load.request import Only as Only
 from ckpt_core._load.request import collect_targets as collect_targets
+from ckpt_core._load.request import float_dtype as float_dtype
 from ckpt_core._load.request import make_request as make_request
 from ckpt_core._load.request import request_from as request_from
 from ckpt_core._options import Options

@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 
 from ckpt_core._adapters import adapter_for
-from ckpt_core._directory import resolve
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound, UnsupportedLeaf
-from ckpt_core._fork import HOME, forked
 from ckpt_core._layout.regions import region_slices, whole
 from ckpt_core._load import (
     NOT_PASSED,
@@ -27,15 +25,14 @@ from ckpt_core._load import (
     restore_checkpoint,
 )
 from ckpt_core._operation import logger
-from ckpt_core._options import Options, checked_options
-from ckpt_core._processes import this_run
-from ckpt_core._publish.chain import CHAIN_FILE, MOST_BYTES, Chain, Version, parse_chain, route
+from ckpt_core._options import Options
+from ckpt_core._publish.chain import MOST_BYTES, Chain, Version, parse_chain, route
 from ckpt_core._publish.delta import MASK, Change, apply, cells, digest, unpack
 from ckpt_core._publish.publisher import PARTIAL, Place
+from ckpt_core._publish.side import Side, in_turn
 from ckpt_core._read import Want, read_leaves
-from ckpt_core._run.in_flight import Turns, in_turn
 from ckpt_core._saved import Checkpoint, HeldItem, NativeCheckpoint, NativeItem, open_in
-from ckpt_core._storage import backend_of, new_context
+from ckpt_core._storage import new_context
 from ckpt_core._tree.leaves import TEXT_KINDS
 from ckpt_core.arguments import an, seconds
 
@@ -98,7 +95,7 @@ def hold(opened: NativeCheckpoint, options: Options) -> Held:
     return Held(*place, items, opened.single, opened.metadata, token=opened.attempt, said=said)
 
 
-class Follower:
+class Follower(Side):
     """The newest version that a ``Publisher`` has published, for models that sample while it trains.
 
     The first update reads an anchor, and later ones what changed since. A follower keeps all weights in host memory, besides the
@@ -126,14 +123,7 @@ class Follower:
     def __init__(
         self, directory: str | os.PathLike[str], *, options: Options | None = None
     ) -> None:
-        HOME.is_used = True
-        if os.getpid() != HOME.pid:
-            raise forked()
-        self._options = checked_options(options)
-        self.directory, self._local = resolve(directory)
-        self._backend = backend_of(self._local, self._options)
-        self._processes = this_run()
-        self._turns = Turns(self.directory, [], self._options.timeout_secs)
+        super().__init__(directory, options)
         self._held: Held | None = None
         self._version = Version(-1, "", False)  # of what is held
         self._lost: set[tuple[str, bool]] = set()  # see ``route``
@@ -174,8 +164,7 @@ class Follower:
         return self._update(targets, wait_secs)
 
     def _update(self, targets: dict[str, Any], wait_secs: float) -> int | None:
-        limit_secs = self._options.timeout_secs + wait_secs
-        together = self._processes.round("follow", limit_secs, self.directory)
+        together = self._round("follow", wait_secs)
         text = together.first(functools.partial(self._wait, targets, wait_secs))
         chain = parse_chain(text.encode(), self.directory) or Chain()
         together.all(functools.partial(self._advance, chain))
@@ -226,7 +215,7 @@ class Follower:
         """On process 0: the chain as text, once it leads to a newer version, or after the wait; empty if it cannot be read."""
         deadline = time.monotonic() + wait_secs
         while True:
-            data = self._backend.read(self.directory, CHAIN_FILE, MOST_BYTES)
+            data = self._chain_data()
             try:
                 chain = parse_chain(data, self.directory) or Chain()
             except CheckpointCorrupt as error:

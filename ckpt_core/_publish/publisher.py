@@ -15,24 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from ckpt_core._directory import check_step, resolve
+from ckpt_core._directory import check_step
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointExists, UnsupportedLeaf
-from ckpt_core._fork import HOME, forked
+from ckpt_core._fork import HOME
 from ckpt_core._lazy import jax
-from ckpt_core._load.matching import selection
-from ckpt_core._load.plans import pruned
-from ckpt_core._load.request import Only, float_dtype
+from ckpt_core._load import Only, float_dtype, pruned, selection
 from ckpt_core._operation import logger
-from ckpt_core._options import Options, checked_options
-from ckpt_core._processes import NotTogether, Round, this_run
-from ckpt_core._publish.chain import CHAIN_FILE, DELTA, MOST_BYTES, Chain, Version, parse_chain
+from ckpt_core._options import Options
+from ckpt_core._processes import NotTogether, Round
+from ckpt_core._publish.chain import CHAIN_FILE, DELTA, Chain, Version, parse_chain
 from ckpt_core._publish.delta import MASK, Change, cells, digest, encode, pack
-from ckpt_core._run.in_flight import SaveSlot, Turns, in_turn, settle_all
-from ckpt_core._run.run_file import RUN_FILE
-from ckpt_core._run.steps import refuse_one_checkpoint
+from ckpt_core._publish.side import Side, in_turn, settle_all
 from ckpt_core._save import NOTHING, RecordFields, Save, collect_items, make_job, take_snapshot
 from ckpt_core._saved import refuse_file_for_steps
-from ckpt_core._storage import backend_of
 from ckpt_core._tree import FlatTree, Path
 from ckpt_core._tree.leaves import describe, dtype_from_name
 from ckpt_core._tree.patterns import idle_patterns, read_again
@@ -78,7 +73,7 @@ class Snapshot:
         return pack(changes, data)
 
 
-class Publisher:
+class Publisher(Side):
     """A directory of published weights, which any number of ``Follower``s read.
 
     A version is a checkpoint (an *anchor*), or what changed since the version before it (a *delta*), whichever is smaller. Weights
@@ -114,17 +109,9 @@ class Publisher:
         max_to_keep: int | None = None,
         options: Options | None = None,
     ) -> None:
-        HOME.is_used = True
-        if os.getpid() != HOME.pid:
-            raise forked()
+        super().__init__(directory, options)
         self._every = whole_number("anchor_every", anchor_every)
         self._most = None if max_to_keep is None else whole_number("max_to_keep", max_to_keep)
-        self._options = checked_options(options)
-        self.directory, self._local = resolve(directory)
-        self._backend = backend_of(self._local, self._options)
-        self._processes = this_run()
-        self._slot = SaveSlot(self.directory)
-        self._turns = Turns(self.directory, [self._slot], self._options.timeout_secs)
         self._newest: int | None = None  # that this object published
         self._before: Snapshot | None = None
         self._chain = Chain()  # on process 0, like what is to be deleted: when, and what
@@ -132,19 +119,15 @@ class Publisher:
         self._closed = False
         self._round("open a Publisher").first(self._open)
 
-    def _round(self, call: str) -> Round:
-        return self._processes.round(call, self._options.timeout_secs, self.directory)
-
     def _open(self) -> None:
         """On process 0: takes the directory over, and finds what an earlier Publisher left."""
         if self._local:
             refuse_file_for_steps(self.directory)
-        refuse_one_checkpoint(self._backend, self.directory, self._local)
         look, known = self._backend.look(self.directory), Chain()
         anchors = {name for name in look.children if look.is_checkpoint(name)}
         try:
             found = self._read()
-            if found is None and (anchors or RUN_FILE in look.hidden):
+            if found is None and (anchors or self._backend.is_checkpoint(self.directory)):
                 raise CheckpointExists(
                     f"{self.directory} holds checkpoints that no Publisher wrote: publish into a directory of its own"
                 )
@@ -161,8 +144,7 @@ class Publisher:
         self._delete(left - known.names())
 
     def _read(self) -> Chain | None:
-        data = self._backend.read(self.directory, CHAIN_FILE, MOST_BYTES)
-        return parse_chain(data, self.directory)
+        return parse_chain(self._chain_data(), self.directory)
 
     @in_turn
     def publish(
@@ -199,7 +181,7 @@ class Publisher:
         if self._closed:
             raise CheckpointError(f"{self.directory}: this Publisher is closed: open another one")
         number, dtype = check_step(version), None if cast is None else float_dtype(cast)
-        settle_all([self._slot])
+        settle_all(self._slots)
         if self._newest is not None and number <= self._newest:
             raise CheckpointExists(
                 f"{self.directory}: version {self._newest} is published, and {number} is not beyond it: publish a later number, or "
@@ -222,7 +204,7 @@ class Publisher:
                 )
         work = functools.partial(self._write, number, save, together)
         low = self._options.background_priority == "low"
-        self._slot.start(number, self.directory, work, low=low)
+        self._slots[0].start(number, self.directory, work, low=low)
 
     def _write(self, number: int, save: Save, together: Round) -> None:
         """In the background: writes a version, and makes it visible."""
@@ -319,7 +301,7 @@ class Publisher:
     def close(self) -> None:
         """Blocks until the last version is visible; raises its error if it failed. All processes must call it."""
         self._closed = True
-        settle_all([self._slot])
+        settle_all(self._slots)
         self._before = None
 
     def __enter__(self) -> Publisher:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -53,6 +54,19 @@ def test_train_nnx_resumes_exactly(run_example):
     pytest.importorskip("grain")
     printed = run_example("train_nnx.py", "--check", "--steps", "12")
     assert "interrupted_at=(9,), resumed_from=(" in printed
+
+
+def test_a_sampler_follows_a_trainer(run_example, tmp_path):
+    pytest.importorskip("optax")
+    pytest.importorskip("flax")
+    given = ("--directory", str(tmp_path), "--steps", "61")
+    with ThreadPoolExecutor(1) as pool:
+        sampler = pool.submit(run_example, "publish_and_follow.py", "sample", *given)
+        assert "published 60" in run_example(
+            "publish_and_follow.py", "train", *given, "--secs", "0.1"
+        )
+        printed = sampler.result()
+    assert "version 60: " in printed
 
 
 def test_multihost_goes_on_with_fewer_processes(run_example, tmp_path):

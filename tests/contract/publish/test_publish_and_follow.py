@@ -46,13 +46,17 @@ def weights(version, where=None):
 
 def bits(tree):
     tree = dict(tree, rest={**tree["rest"], "key": jax.random.key_data(tree["rest"]["key"])})
-    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, str) else np.asarray(leaf).tobytes(), tree)
+    return jax.tree.map(
+        lambda leaf: leaf if isinstance(leaf, str) else np.asarray(leaf).tobytes(), tree
+    )
 
 
 def as_cast(version, dtype=jnp.bfloat16):
     tree = weights(version)
     return jax.tree.map(
-        lambda leaf: leaf.astype(dtype) if isinstance(leaf, jax.Array) and leaf.dtype == np.float32 else leaf,
+        lambda leaf: (
+            leaf.astype(dtype) if isinstance(leaf, jax.Array) and leaf.dtype == np.float32 else leaf
+        ),
         tree,
     )
 
@@ -297,7 +301,9 @@ def test_other_values_than_arrays_and_later_changes_of_the_caller(place):
     follower = ckpt.Follower(place)
     with ckpt.Publisher(place) as publisher:
         for version in range(4):
-            publisher.publish(version, {"host": host, "n": version, "x": 1.5, "z": np.zeros((0, 3))})
+            publisher.publish(
+                version, {"host": host, "n": version, "x": 1.5, "z": np.zeros((0, 3))}
+            )
             host += 1
         publisher.publish(4, {"host": host, "n": version, "x": 1.5, "z": None})
         assert follower.update(timeout_secs=60) is not None
