@@ -38,6 +38,7 @@ class Change(NamedTuple):
     region: Region
     blocks: Sequence[Block]
     digest: int  # of the whole region, after the change
+    size_bytes: int  # of its data
 
 
 def cells(array: Array) -> Array:
@@ -97,9 +98,9 @@ def encode(before: Array, after: Array) -> tuple[list[Block], list[bytes], int]:
     return blocks, data, moved
 
 
-def apply(change: Change, data: Array, array: Array) -> tuple[int, Array]:
-    """Xors a change into an array; returns by how much the digest of the region changes, and the data of the next changes.
-    ValueError for a change that no ``encode`` made, after which the array may hold a part of it.
+def apply(change: Change, data: Array, array: Array) -> int:
+    """Xors a change into an array; returns by how much the digest of the region changes. ValueError for a change that no ``encode``
+    made, after which the array may hold a part of it.
     """
     flat, moved = cells(array), 0
     per_value = array.dtype.itemsize // flat.itemsize
@@ -117,17 +118,18 @@ def apply(change: Change, data: Array, array: Array) -> tuple[int, Array]:
             place: Any = slice(first, first + most) if is_whole and not gaps else at + first
             if not is_whole:
                 place = _in_array(place, change.region, array.shape, per_value)
-            new = flat[place] ^ bits
-            moved += _moved(at, flat[place], new, first)
+            old = flat[place]
+            new = old ^ bits
+            moved += _moved(at, old, new, first)
             flat[place] = new
         data = data[stop:]
-    return moved, data
+    return moved
 
 
 def _positions(gaps: Array) -> Array:
     """Which cells changed."""
     changed = gaps != _LONG
-    return (np.cumsum(gaps + changed.astype(np.int64)) - 1)[changed]
+    return np.cumsum(gaps + changed, dtype=np.int64)[changed] - 1
 
 
 def _in_array(at: Array, region: Region, shape: tuple[int, ...], per_value: int) -> Array:
@@ -144,18 +146,15 @@ def pack(changes: Sequence[Change], data: Sequence[bytes]) -> bytes:
     return zstandard.ZstdCompressor(level=1).compress(raw)
 
 
-def unpack(part: bytes, file: str, state_bytes: int) -> tuple[list[Change], Array]:
-    """What ``pack`` was given, the data as one array of bytes. ValueError for what is no part, or takes more than any change of a
-    state of ``state_bytes``.
+def unpack(part: bytes, file: str, state_bytes: int) -> list[tuple[Change, Array]]:
+    """The changes of a part, each with its data. ValueError for what is no part, or takes more than any change of a state of
+    ``state_bytes``.
     """
     raw = decompress(part, 2 * state_bytes + _HEADER_BYTES)
-    stop = 8 + int.from_bytes(raw[:8], "little")
-    made = [
-        Change(item, leaf, tuple(map(tuple, region)), blocks, after)
-        for item, leaf, region, blocks, after in parse_json(raw[8:stop], file)
-    ]
-    if any(
-        type(one) is not int or one < 0 for made_ in made for block in made_.blocks for one in block
-    ):
-        raise ValueError("a block has no size")
-    return made, np.frombuffer(raw, np.uint8)[stop:]
+    start = 8 + int.from_bytes(raw[:8], "little")
+    data, found = np.frombuffer(raw, np.uint8)[start:], list[tuple[Change, Array]]()
+    for item, leaf, region, blocks, after, size in parse_json(raw[8:start], file):
+        change = Change(item, leaf, tuple(map(tuple, region)), blocks, after, size)
+        found.append((change, data[:size]))
+        data = data[size:]
+    return found

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ckpt_core._adapters import adapter_for
+from ckpt_core._background.threads import run_each
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound, UnsupportedLeaf
 from ckpt_core._layout.regions import region_slices, whole
 from ckpt_core._load import (
@@ -36,6 +37,8 @@ from ckpt_core._storage import new_context
 from ckpt_core._tree.leaves import TEXT_KINDS
 from ckpt_core.arguments import an, seconds
 
+_THREADS = 8
+_UNFIT = (ValueError, TypeError, LookupError)
 _LOOK_SECS = 0.05
 """Interval at which the file of the chain is read while somebody waits; ten times as long in a bucket."""
 
@@ -55,23 +58,17 @@ class Held(Checkpoint):
     def texts(self, item: Any) -> Callable[[int], str]:
         return lambda leaf: self.said[item.name, leaf]
 
-    def apply(self, change: Change, data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Applies a change and verifies its digest; returns the data of the next ones. ValueError, TypeError or IndexError if it does not fit."""
-        item, place = self.items.get(change.item), change[:3]
-        if not isinstance(item, HeldItem) or not 0 <= change.leaf < len(item.arrays):
-            raise ValueError(f"it has a leaf {change.leaf} of {change.item!r}, which is not there")
+    def apply(self, change: Change, data: np.ndarray[Any, Any]) -> None:
+        """Applies a change and verifies its digest; raises one of ``_UNFIT`` if it does not fit."""
+        item, place = self.items[change.item], change[:3]
+        assert isinstance(item, HeldItem)
         array = item.arrays[change.leaf]
-        bounds = zip(change.region, array.shape, strict=True)
-        if not all(0 <= start <= stop <= size for (start, stop), size in bounds):
-            raise ValueError(f"it has the region {change.region} of shape {array.shape}")
         known = self.digests.get(place)
         if known is None:
             known = digest(cells(array[region_slices(change.region)]))
-        moved, data = apply(change, data, array)
-        if (known + moved) & MASK != change.digest:
+        if (known + apply(change, data, array)) & MASK != change.digest:
             raise ValueError(f"leaf {change.leaf} of {change.item!r} gets another digest")
         self.digests[place] = change.digest
-        return data
 
 
 def hold(opened: NativeCheckpoint, options: Options) -> Held:
@@ -266,10 +263,9 @@ class Follower(Side):
         self._held, self._version = None, Version(-1, "", False)
         for name, data in zip(version.files, parts, strict=True):
             try:
-                changes, rest = unpack(data, name, most)
-                for change in changes:
-                    rest = held.apply(change, rest)
-            except (ValueError, TypeError, IndexError) as error:
+                changes = unpack(data, name, most)
+                run_each(lambda one: held.apply(*one), changes, _THREADS, "ckpt-follow")
+            except _UNFIT as error:
                 raise CheckpointCorrupt(
                     f"{self.directory}/{name} is no change of the version before it: {error}",
                     file=name,

@@ -68,7 +68,8 @@ class Snapshot:
             blocks, found, moved = encode(before.pieces[place], piece)
             self.digests[place] = (before.digests[place] + moved) & MASK
             if found:
-                changes.append(Change(*place, blocks, self.digests[place]))
+                size_bytes = sum(map(len, found))
+                changes.append(Change(*place, blocks, self.digests[place], size_bytes))
                 data += found
         return pack(changes, data)
 
@@ -348,7 +349,8 @@ def _change(
 
 def _cast(leaf: Any, dtype: str) -> Any:
     """The leaf in this dtype if it is an array of floats."""
-    is_array = isinstance(leaf, (jax.Array, np.ndarray, np.generic))
+    deleted = isinstance(leaf, jax.Array) and leaf.is_deleted()  # which the save says
+    is_array = isinstance(leaf, (jax.Array, np.ndarray, np.generic)) and not deleted
     if is_array and jax.dtypes.issubdtype(leaf.dtype, np.floating) and leaf.dtype != dtype:
         return leaf.astype(dtype_from_name(dtype))
     return leaf

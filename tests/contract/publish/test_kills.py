@@ -102,16 +102,19 @@ def world(place: str, last: int, kills: int, seed: int, logs: Path) -> list[int]
         arguments = [place, str(len(files)), str(last), *more]
         running[side] = forked.start(code, *arguments, output=files[-1], environment=environment)
 
+    def said() -> str:
+        return "".join(one.read_text() for one in files if one.suffix == ".sampler")
+
     start("trainer", TRAINER, "0")
     start("sampler", SAMPLER)
-    while "DONE" not in "".join(one.read_text() for one in files if one.suffix == ".sampler"):
+    killed = 0
+    while "DONE" not in said():
         assert time.monotonic() < deadline, [one.read_text()[-3000:] for one in files[-2:]]
-        time.sleep(chance.uniform(0.0, 1.2 if kills else 0.2))
-        if kills:
-            kills -= 1
+        time.sleep(chance.uniform(0.0, 0.3))
+        if killed < kills and max(seen_in(said()), default=-1) >= killed * last // (kills + 1):
+            killed += 1
             damage(place, chance)
-            side = chance.choice(["trainer", "sampler"])
-            running[side].send_signal(signal.SIGKILL)
+            running[chance.choice(["trainer", "sampler"])].send_signal(signal.SIGKILL)
         for side, code in (("trainer", TRAINER), ("sampler", SAMPLER)):
             try:
                 status = running[side].wait(0.0)
@@ -122,7 +125,11 @@ def world(place: str, last: int, kills: int, seed: int, logs: Path) -> list[int]
                 start(side, code, *([str(chance.randrange(4))] if side == "trainer" else []))
     for one in running.values():
         one.end()
-    text = "".join(one.read_text() for one in files)
+    assert killed >= kills // 2  # a sampler may leave out many versions at once
+    return seen_in(said())
+
+
+def seen_in(text: str) -> list[int]:
     return [int(line.split()[1]) for line in text.splitlines() if line.startswith("SEEN")]
 
 

@@ -1,0 +1,133 @@
+"""The chain beside a model of it, and deltas of arrays of any kind, read from parts that anybody may have written."""
+
+import random
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ckpt_core import CheckpointCorrupt
+from ckpt_core._publish.chain import Chain, Version, parse_chain, route
+from ckpt_core._publish.delta import MASK, Change, apply, cells, digest, encode, pack, unpack
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_follower_gets_to_the_newest_version_over_deltas_that_fit(seed):
+    chance = random.Random(seed)
+    chain, bases, held = Chain(), dict[str, str](), [""] * 3
+    every, most = chance.choice([1, 2, 5]), chance.choice([None, 1, 4])
+    number, before = 0, ""
+    for count in range(60):
+        if chance.random() < 0.1:  # the trainer was killed, and went back, or not
+            number, before = max(0, number - chance.randrange(4)), ""
+        token = f"{count:032x}"
+        delta = bool(before) and chance.random() < 0.9
+        anchor = not delta or chain.wants_anchor(every)
+        bases[token] = before
+        chain = chain.published(Version(number, token, anchor, ((9, 9),) if delta else None), most)
+        number, before = number + 1, token
+        assert parse_chain(chain.dump(), "run") == chain
+        numbers = [one.number for one in chain.versions]
+        assert numbers == sorted({*numbers})
+        anchors = sum(one.anchor for one in chain.versions)
+        assert anchors <= max(2, most or 64)
+        for who, stood in enumerate(held):
+            if chance.random() < 0.5:
+                continue
+            lost = {
+                (one.token, chance.random() < 0.5)
+                for one in chain.versions
+                if chance.random() < 0.1
+            }
+            at = stood
+            way = route(chain, stood, lost)
+            if way is not None:
+                if way.anchor is not None:
+                    assert way.anchor.anchor
+                    assert (way.anchor.token, True) not in lost
+                    at = way.anchor.token
+                for one in way.deltas:
+                    assert bases[one.token] == at  # never onto another version
+                    assert (one.token, False) not in lost
+                    at = one.token
+            assert at == token or lost
+            assert route(chain, at, lost) is None
+            held[who] = at
+
+
+@pytest.mark.parametrize(
+    "data", [b"{}", b"0\n[]", b"00000000\n", b"%08x\n[1]", Chain("a").dump() + b" ", b"\xff\n\xff"]
+)
+def test_a_damaged_chain(data):
+    with pytest.raises(CheckpointCorrupt, match="the next publish writes it anew"):
+        parse_chain(data, "run")
+    assert parse_chain(None, "run") is None
+
+
+KINDS = [
+    ("bfloat16", (30, 70), ((10, 20), (3, 50)), 0.05),
+    ("float32", (5000,), ((0, 5000),), 0.9),
+    ("complex128", (40, 30), ((0, 40), (10, 30)), 0.1),
+    ("float64", (), (), 1.0),
+    ("int8", (2_500_000,), ((0, 2_500_000),), 0.00001),
+    ("uint16", (1_200, 1_000), ((5, 1_200), (0, 1_000)), 0.6),
+    ("bfloat16", (0, 3), ((0, 0), (0, 3)), 1.0),
+    ("bool", (77,), ((3, 77),), 0.5),
+]
+
+
+def changed(kind, shape, region, share):
+    """An array, and one of which a part of a region differs."""
+    dtype, chance = np.dtype(getattr(ml_dtypes, kind, kind)), np.random.default_rng(1)
+    most = 2 if kind == "bool" else 256
+    size = int(np.prod(shape)) * dtype.itemsize
+    old = chance.integers(0, most, size, np.uint8).view(dtype).reshape(shape)
+    new, inside = old.copy(), tuple(slice(*part) for part in region)
+    found = cells(new[inside]).copy()
+    where = chance.random(found.size) < share
+    found[where] ^= found.dtype.type(1)
+    new[inside] = found.view(dtype).reshape(old[inside].shape)[()]
+    return old, new, inside
+
+
+@pytest.mark.parametrize(("kind", "shape", "region", "share"), KINDS)
+def test_a_delta_and_its_digest(kind, shape, region, share):
+    old, new, inside = changed(kind, shape, region, share)
+    before, after = cells(old[inside]), cells(new[inside])
+    blocks, data, moved = encode(before, after)
+    assert (digest(before) + moved) & MASK == digest(after)
+    part = pack([Change("w", 0, region, blocks, digest(after), sum(map(len, data)))], data)
+    ((change, found),) = unpack(part, "part", old.nbytes)
+    got = old.copy()
+    assert apply(change, found, got) & MASK == moved & MASK
+    assert got.tobytes() == new.tobytes()
+    assert encode(after, after)[1:] == ([], 0)
+
+
+def test_parts_that_lie_are_refused():
+    old, new, _ = changed("uint16", (900,), ((0, 900),), 0.2)
+    blocks, data, _ = encode(cells(old), cells(new))
+    ((gaps, count),) = blocks
+    for lie in (
+        [(gaps, count + 1)],
+        [(gaps - 1, count)],
+        [(0, 901)],
+        [(0, 2**60)],
+        [],
+        [*blocks, *blocks],
+        [(gaps, 0)],
+        [(-1, 1)],
+        [(gaps, -1)],
+    ):
+        size = sum(map(len, data))
+        change = Change("w", 0, ((0, 900),), lie, 0, size)
+        ((change, found),) = unpack(pack([change], data), "part", 1800)
+        with pytest.raises(ValueError):
+            apply(change, found, old.copy())
+    for part in (
+        b"",
+        b"junk",
+        pack([], [bytes(80_000_000)]),
+    ):
+        with pytest.raises(ValueError):
+            unpack(part, "part", 100)
