@@ -16,6 +16,7 @@ SMALL = {
     "gpu_snapshot.py": "--mib 8 --leaves 4 --rounds 1 --steps 2 --width 64 --step-secs 0.01 --lead-secs 0.02",
     "latencies.py": "--rounds 1 --steps 20 --leaves 50",
     "memory.py": "--gib 0.01 --leaf-mib 1 --only save,load",
+    "publishing.py": "--mb 2 --rounds 1 --rates 3e-6",
     "restart.py": "--gib 0.01 --leaf-mib 1 --repeats 1",
     "stores.py": "--rounds 1 --sizes",
 }
