@@ -309,3 +309,34 @@ def test_other_values_than_arrays_and_later_changes_of_the_caller(place):
         assert follower.update(timeout_secs=60) is not None
     follower.update()
     assert follower.load() == {"host": pytest.approx(host), "n": 3, "x": 1.5, "z": None}
+
+
+def test_orbax_reads_the_anchors(place):
+    ocp = pytest.importorskip("orbax.checkpoint").v1
+    with ckpt.Publisher(place, anchor_every=2) as publisher:
+        for version in range(4):
+            publisher.publish(version, {"w": jnp.full(100, version / 3)}, cast=jnp.bfloat16)
+    loaded = ocp.load(f"{place}/2")
+    assert (loaded["w"] == jnp.full(100, 2 / 3, jnp.bfloat16)).all()
+    assert ocp.training.Checkpointer(place).latest.step == 2
+
+
+def test_live_models(place):
+    nnx = pytest.importorskip("flax.nnx")
+    pytest.importorskip("ckpt_flax_nnx")
+    trained, live = (
+        nnx.Sequential(nnx.Linear(4, 8, rngs=nnx.Rngs(seed)), nnx.BatchNorm(8, rngs=nnx.Rngs(seed)))
+        for seed in (0, 1)
+    )
+    follower = ckpt.Follower(place)
+    with ckpt.Publisher(place) as publisher:
+        for version in range(3):
+            kernel = trained.layers[0].kernel
+            kernel[...] = kernel[...].at[0, version].add(1)
+            publisher.publish(version, model=trained, cast=jnp.bfloat16, only=nnx.Param)
+            assert follower.update(model=live, timeout_secs=60) == version
+            found = live.layers[0].kernel[...]
+            assert found.dtype == np.float32
+            assert (found == kernel[...].astype(jnp.bfloat16)).all()
+    with pytest.raises(ckpt.StructureMismatch):
+        follower.update(model=nnx.Linear(4, 9, rngs=nnx.Rngs(0)))
