@@ -1,5 +1,6 @@
 """Both sides are killed at random, files are damaged and lost, trainers go back: what followers hold is always one published version."""
 
+import contextlib
 import os
 import random
 import signal
@@ -71,8 +72,8 @@ def damage(place: str, chance: random.Random) -> None:
         name = chance.choice(names) if names else ""
         data = keys.get(name) if names else None
     else:
-        files = [one for one in Path(place).rglob("*") if one.is_file()]
-        name = str(chance.choice(files)) if files else ""
+        files = [f"{folder}/{name}" for folder, _, names in os.walk(place) for name in names]
+        name = chance.choice(files) if files else ""
         try:
             data = Path(name).read_bytes() if files else None
         except FileNotFoundError:  # by retention
@@ -85,9 +86,10 @@ def damage(place: str, chance: random.Random) -> None:
         keys.put(name, data) if chance.random() < 0.7 else keys.delete([name])
     elif ".ckpt-published" not in name and chance.random() < 0.3:
         Path(name).unlink(missing_ok=True)
-    elif Path(name).parent.exists():
-        Path(f"{name}.damaged").write_bytes(data)
-        os.replace(f"{name}.damaged", name)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            Path(f"{name}.damaged").write_bytes(data)
+            os.replace(f"{name}.damaged", name)
 
 
 def world(place: str, last: int, kills: int, seed: int, logs: Path) -> list[int]:
