@@ -19,10 +19,8 @@ import gc
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ckpt_core import _background as _background  # early: its exit handler runs after users'
 from ckpt_core import _fork as _fork  # records the process id before any fork
-from ckpt_core._background import (
-    pending as pending,  # early, so that its exit handler runs after those of users
-)
 
 if TYPE_CHECKING:
     from ckpt_core import convert as convert
@@ -30,8 +28,8 @@ if TYPE_CHECKING:
     from ckpt_core._adapters import Adapter as Adapter
     from ckpt_core._adapters import Stateful as Stateful
     from ckpt_core._adapters import register as register
-    from ckpt_core._background.pending import PendingLoad as PendingLoad
-    from ckpt_core._background.pending import PendingSave as PendingSave
+    from ckpt_core._background import PendingLoad as PendingLoad
+    from ckpt_core._background import PendingSave as PendingSave
     from ckpt_core._errors import BarrierTimeout as BarrierTimeout
     from ckpt_core._errors import CheckpointCorrupt as CheckpointCorrupt
     from ckpt_core._errors import CheckpointError as CheckpointError
@@ -73,7 +71,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "_adapters": ("Adapter", "Stateful", "register"),
-    "_background.pending": ("PendingLoad", "PendingSave"),
+    "_background": ("PendingLoad", "PendingSave"),
     "_errors": (
         *("BarrierTimeout", "CheckpointCorrupt", "CheckpointError", "CheckpointExists"),
         *("CheckpointNotFound", "ForkedProcess", "GraceExceeded", "Mismatch"),

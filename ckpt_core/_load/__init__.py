@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, Unpack, overload
 
-from ckpt_core._background.pending import PendingLoad, nobody_is_left
+from ckpt_core._background import PendingLoad, nobody_is_left
 from ckpt_core._directory import resolve
 from ckpt_core._errors import ANSWERS, at_the_call
 from ckpt_core._load.loading import Opening, run

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ckpt_core._background.threads import run_each
+from ckpt_core._background import run_each
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format import orbax_read
 from ckpt_core._format.untrusted import most_bytes

@@ -12,7 +12,7 @@ from ckpt_core._fork import HOME, forked
 from ckpt_core._load import NOT_PASSED, collect_targets, make_request
 from ckpt_core._operation import logger
 from ckpt_core._options import Options, checked_options, of_local_steps, unknown_argument
-from ckpt_core._results import CheckpointInfo, RestoredStep, notebook
+from ckpt_core._results import CheckpointInfo, RestoredStep, html_of_directory
 from ckpt_core._run import going_back
 from ckpt_core._run.in_flight import Turns, in_turn, raise_failures, settle_all, wait_for_others
 from ckpt_core._run.policies import choose_keep_policy, choose_save_policy, keep, when
@@ -432,7 +432,7 @@ class Checkpointer:
         return f"<Checkpointer {self.directory}: {self._run.state()}>"
 
     def _repr_html_(self) -> str:
-        return notebook.of_directory(self.directory, self._run.state(), self.all_steps())
+        return html_of_directory(self.directory, self._run.state(), self.all_steps())
 
 
 # its type stays its own

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckpt_core import _adapters, _load
-from ckpt_core._devices.staging import Copy, Staging
+from ckpt_core._devices.transfer import Copy, Staging
 from ckpt_core._directory import check_step
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, GraceExceeded, is_visible
 from ckpt_core._operation import logger

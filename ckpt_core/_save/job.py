@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ckpt_core import _processes
-from ckpt_core._background.pending import unfinished, wait_for_saves
+from ckpt_core._background import unfinished, wait_for_saves
 from ckpt_core._directory import (
     Attempt,
     Backend,

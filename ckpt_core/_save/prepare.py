@@ -20,7 +20,7 @@ import numpy as np
 
 from ckpt_core import _adapters
 from ckpt_core._devices import shardings, transfer
-from ckpt_core._devices.staging import Copy
+from ckpt_core._devices.transfer import Copy
 from ckpt_core._directory import Scratch, SourceFile, files_below, pieces_of
 from ckpt_core._errors import CheckpointError, CheckpointNotFound, UnsupportedLeaf
 from ckpt_core._format import orbax_write, process_state

@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from ckpt_core._background.pending import PendingSave
-from ckpt_core._background.threads import Workers
-from ckpt_core._devices.staging import Copy
+from ckpt_core._background import PendingSave, Workers
+from ckpt_core._devices.transfer import Copy
 from ckpt_core._directory import Attempt
 from ckpt_core._errors import ANSWERS, CheckpointError, at_the_call
 from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, dump_checksums

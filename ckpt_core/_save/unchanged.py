@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckpt_core._background.threads import run_each
+from ckpt_core._background import run_each
 from ckpt_core._directory import (
     FileIdentity,
     SourceFile,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ckpt_core._background.threads import run_each
+from ckpt_core._background import run_each
 from ckpt_core._directory import Backend, kind_at
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
 from ckpt_core._format import safetensors

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import zstandard
 
-from ckpt_core._background.threads import Workers
+from ckpt_core._background import Workers
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.checksums import bytes_of, checksum_chunk, crc_of, whole_chunk
 from ckpt_core._format.record import FileRecord

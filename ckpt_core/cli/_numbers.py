@@ -136,7 +136,7 @@ def _place(item: str, path: str) -> str:
 
 def stats(path: Newest, only: Only = None, as_json: Json = False) -> int:
     """Print range, mean, norm, NaN and Inf of every leaf. The exit code is 1 if there are any of the last two."""
-    from ckpt_core._look.statistics import leaf_statistics
+    from ckpt_core._look.leaves import leaf_statistics
 
     chosen = _newest(path)
     leaves = leaf_statistics(chosen, only=only or None)

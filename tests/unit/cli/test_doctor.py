@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ckpt_core import _doctor
-from ckpt_core._doctor.findings import is_older
+from ckpt_core._doctor import is_older
 
 GOOD = _doctor.Disk(
     directory="/data",
