@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ckpt_core._errors import CheckpointError
-from ckpt_core._layout.chunks import rows_per_block
+from ckpt_core._layout.chunks import WriterTurns, rows_per_block
 from ckpt_core._layout.regions import Region, Shape, region_shape, to_region
-from ckpt_core._layout.writers import WriterTurns
 from ckpt_core._lazy import jax
 from ckpt_core._options import MIB, Options
 from ckpt_core._read.pipeline import read_leaves

@@ -67,11 +67,9 @@ class Guard(Protocol):
 
     def claim(self) -> None:
         """Claims the directory. Called before the attempt begins, which deletes leftover files."""
-        ...
 
     def check(self) -> None:
         """Raises if another run has claimed the directory. Called last before the commit."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,8 @@ from ckpt_core._background import Workers
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.checksums import bytes_of, checksum_chunk, crc_of, whole_chunk
 from ckpt_core._format.record import FileRecord
-from ckpt_core._layout.chunks import BLOCK_BYTES, blocks, chunk_key, keyed_parts
+from ckpt_core._layout.chunks import BLOCK_BYTES, INLINE_BYTES, blocks, chunk_key, keyed_parts
 from ckpt_core._layout.regions import Region, region_slices
-from ckpt_core._layout.writers import INLINE_BYTES
 from ckpt_core._options import KIB, MIB, codec_parts
 from ckpt_core._storage.arrays import BLOSC_HEADER_BYTES, refuse_blosc, refuse_without_memory
 from ckpt_core._storage.encode import Rows

@@ -9,12 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from ckpt_core._errors import CheckpointError
-from ckpt_core.cli._arguments import Json, Local, Mib, Place, Prefix, Run, bytes_option
 from ckpt_core.cli._bench import app as bench_app
 from ckpt_core.cli._convert import export, import_weights, report
 from ckpt_core.cli._numbers import diff, stats
 from ckpt_core.cli._plan import plan
-from ckpt_core.cli._text import message_of
+from ckpt_core.cli._shared import Json, Local, Mib, Place, Prefix, Run, bytes_option, message_of
 
 app = typer.Typer(
     name="ckpt",

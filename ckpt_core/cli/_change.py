@@ -34,8 +34,8 @@ from ckpt_core._run.tiers.folders import local_root
 from ckpt_core._saved import NativeCheckpoint, open_checkpoint
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import inspect, verify
+from ckpt_core.cli._shared import console, counted, one_line, print_json, say, size, table, when
 from ckpt_core.cli._steps import RETIRED, is_run, of_steps, retire, steps_in
-from ckpt_core.cli._text import console, counted, one_line, print_json, say, size, table, when
 
 _OF_ONE = ("ckpt.json", "_CHECKPOINT_METADATA")
 """Of ``SIGNS``, those that the items of a checkpoint do not have."""

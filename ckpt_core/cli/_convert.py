@@ -10,8 +10,18 @@ from typing import Annotated, Any
 import typer
 
 from ckpt_core._errors import CheckpointError, CheckpointExists
-from ckpt_core.cli._arguments import Json, Only, Place, Prefix, Rules
-from ckpt_core.cli._text import counted, print_json, progress, say, size
+from ckpt_core.cli._shared import (
+    Json,
+    Only,
+    Place,
+    Prefix,
+    Rules,
+    counted,
+    print_json,
+    progress,
+    say,
+    size,
+)
 
 _ENDINGS: dict[str, str] = {
     **dict.fromkeys(("", ".safetensors"), "safetensors"),

@@ -14,8 +14,17 @@ from rich.padding import Padding
 from rich.table import Table
 
 from ckpt_core._words import in_order
-from ckpt_core.cli._arguments import Json, Newest, Only
-from ckpt_core.cli._text import console, counted, escape, print_json, say, size
+from ckpt_core.cli._shared import (
+    Json,
+    Newest,
+    Only,
+    console,
+    counted,
+    escape,
+    print_json,
+    say,
+    size,
+)
 
 if TYPE_CHECKING:
     from ckpt_core._look.difference import Difference, LeafDifference

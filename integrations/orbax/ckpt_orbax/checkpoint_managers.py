@@ -56,7 +56,6 @@ class PreservationPolicy(Protocol):
 
     def should_preserve(self, checkpoints: Steps, *, context: PreservationContext) -> Kept:
         """For each checkpoint, oldest first, whether it stays."""
-        ...
 
 
 class _OfPositions(PreservationPolicy):
@@ -210,7 +209,6 @@ class SaveDecisionPolicy(Protocol):
 
     def should_save(self, step: Step, previous_steps: Steps, *, context: DecisionContext) -> bool:
         """Whether to save ``step``, after ``previous_steps``."""
-        ...
 
 
 @dataclass
