@@ -236,8 +236,6 @@ def _overlap(one: str, other: str) -> bool:
     return one.startswith(other) or other.startswith(one)
 
 
-# ---- the end of the interpreter -----------------------------------------------------------------
-
 _at_exit: list[str] = []
 """``early``: the exit handler of _remember is registered; ``over``: _finish_last has returned."""
 

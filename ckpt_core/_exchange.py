@@ -42,9 +42,6 @@ _LOOPBACK = "127.0.0.1"
 _DISCARD_PORT = 9
 
 
-# ------------------------------------------------------------------------------------- addresses
-
-
 def route_to(host: str) -> str | None:
     """Address of this process on the network by which it reaches ``host``; None if unknown. Sends nothing: a UDP
     socket that is connected knows its route.
@@ -82,9 +79,6 @@ def choose_address(mine: str | None, far: str | None) -> str | None:
 
 def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-
-
-# ---------------------------------------------------------------------------------------- client
 
 
 class Key(NamedTuple):
@@ -150,9 +144,6 @@ class Connection:
     def close(self) -> None:
         """Closes it."""
         self._http.close()
-
-
-# ---------------------------------------------------------------------------------------- server
 
 
 def open_plain(path: str) -> io.FileIO:

@@ -28,8 +28,6 @@ class Disk:
     retention: Retention
     lease: Lease
 
-    # ------------------------------------------------------------------------------------ save
-
     def make_room(
         self,
         trail: Trail,
@@ -140,8 +138,6 @@ class Disk:
             "moved to" if moves else "deleted from",
             f"{path}/{RETIRED}" if moves else "the object store",
         )
-
-    # ----------------------------------------------------------------------- delete, roll back
 
     def delete_step(self, step: int, local: Collection[int]) -> dict[str, Any]:
         """Deletes the persistent copies of a step; gives the run file, as ``run``. From then on no

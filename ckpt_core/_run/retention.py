@@ -60,8 +60,6 @@ class Retention:
         if removed:
             logger.info("%s: removed %d unfinished saves", self.run.path, len(removed))
 
-    # ---------------------------------------------------------------- steps removed together
-
     def removals_of(
         self, steps: Iterable[int], listing: Listing, into: str | None
     ) -> list[Removal]:
@@ -157,8 +155,6 @@ class Retention:
         elif removal.into is None:
             logger.info("deleted %s", path)
         self._send_event("deleted", removal.step)
-
-    # -------------------------------------------------------------------------------- policies
 
     def _delete(self, step: int, listing: Listing) -> None:
         trash = self.run.options.trash_directory

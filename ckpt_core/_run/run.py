@@ -90,8 +90,6 @@ class Run:
         if not directory.read_only:
             self.on_first("open a run", self.disk.retention.clean)
 
-    # ------------------------------------------------------------------------------------ save
-
     def refuse_unless_open(self, call: str) -> None:
         """Raises CheckpointError if this Checkpointer is closed or must not write."""
         where = self.directory.path
@@ -241,8 +239,6 @@ class Run:
         """
         return self._processes.round(call, self._options.timeout_secs).first(work)
 
-    # ---- snapshot, write, commit
-
     def _start(
         self,
         contents: StepToSave,
@@ -361,8 +357,6 @@ class Run:
         if self._processes.index == 0:
             self.disk.committed(history.saved(trail, identity, changes), identity.step, changes)
 
-    # --------------------------------------------------------------------------------- restore
-
     def restore_latest(
         self, targets: Mapping[str, Any], request: _load.Request, strict_latest: bool
     ) -> RestoredStep | None:
@@ -455,8 +449,6 @@ class Run:
             return
         with contextlib.suppress(OSError, CheckpointError):
             self.local.forget(self._steps.run_file())
-
-    # ----------------------------------------------------------------------------------- other
 
     def explain(self) -> dict[int, str]:
         """For every step in the persistent directory whether it stays, and why."""

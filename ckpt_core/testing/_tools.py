@@ -167,9 +167,6 @@ def donate(arrays: Sequence[jax.Array]) -> None:
             array.delete()
 
 
-# -------------------------------------------------------------------------------------- misfits
-
-
 def misfitting_trees(subject: Any) -> Iterator[tuple[str, Any, str]]:
     """Trees that do not fit a checkpoint of ``subject``: (kind of mismatch, tree, path of the leaf)."""
     leaves = leaves_of(subject)
@@ -216,9 +213,6 @@ def _nested(leaves: Mapping[LeafPath, Any]) -> Any:
     return root
 
 
-# --------------------------------------------------------------------------------------- damage
-
-
 def damage_data(path: Path) -> None:
     """Flips a byte of every file that holds array data."""
     for file in files_below(path / "subject"):
@@ -246,9 +240,6 @@ def _flip(file: Path) -> None:
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 0x10
     file.write_bytes(data)
-
-
-# -------------------------------------------------------------------------------- new processes
 
 
 def call(function: Callable[..., dict[str, Prints]], *arguments: Any) -> dict[str, Prints]:

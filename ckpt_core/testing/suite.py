@@ -82,8 +82,6 @@ class _Suite:
         """Packages that loading the checkpoint must not need; by default those of the adapter."""
         return _tools.packages_of(make(0))
 
-    # ------------------------------------------------------------------------------ round trips
-
     def test_comes_back_bit_for_bit(self, make: Make, step: Step, tmp_path: Path) -> None:
         saved, _ = self._advance(step, make(0))
         expected = prints_of(saved)
@@ -143,8 +141,6 @@ class _Suite:
 
         assert_exact_resume(train, interrupt_at=(2, 3), directory=tmp_path)
 
-    # --------------------------------------------------------------------------- snapshots
-
     def test_the_snapshot_is_of_the_call(self, make: Make, step: Step, tmp_path: Path) -> None:
         subject, _ = self._advance(step, make(0))
         expected = prints_of(subject)
@@ -166,8 +162,6 @@ class _Suite:
             _tools.donate(arrays)
         pending.result()
         require_same(expected, prints_of(self._restored(tmp_path / "a", make(1))), "the snapshot")
-
-    # ------------------------------------------------------------------- what is refused
 
     def test_what_does_not_fit_is_refused_before_anything_is_read(
         self, make: Make, misfits: Mapping[str, Callable[[], Any]] | None, tmp_path: Path
@@ -210,8 +204,6 @@ class _Suite:
         if not found:
             pytest.fail("a flipped byte was found in no file of the item")
 
-    # ------------------------------------------------------------------------- placement
-
     def test_committedness_is_kept(self, make: Make, step: Step, tmp_path: Path) -> None:
         save(tmp_path / "a", subject=self._advance(step, make(0))[0])
         target = make(1)
@@ -240,8 +232,6 @@ class _Suite:
         save(tmp_path / "sharded", subject=restored)
         again = self._restored(tmp_path / "sharded", make(1))
         require_same(expected, prints_of(again), "what was saved sharded")
-
-    # ---------------------------------------------------------------------------- the two kinds
 
     def _advance(self, step: Step, subject: Any) -> tuple[Any, Any]:
         """The object after a step, and the value to compare."""

@@ -118,8 +118,6 @@ class Folders:
         self._leases_of_others: list[Lease] = []
         self._use = _use(root)
 
-    # ------------------------------------------------------------------------------------ look
-
     def look(self, run: RunFile) -> list[Place]:
         """The readable parts here and beside it, the own ones first; parts of histories that ``run`` has left do not count, and
         those of another number of processes are only noted.
@@ -267,8 +265,6 @@ class Folders:
     def _steps(self, folder: str) -> Steps:
         return Steps(folder, True, self.backend, self.own.names)
 
-    # ----------------------------------------------------------------------------------- write
-
     def _lease(self, folder: str) -> Lease:
         return Lease(folder, self.backend, self._persistent)
 
@@ -332,8 +328,6 @@ class Folders:
         path = copies.path(step)
         there = copies.saved(os.path.basename(path)).token
         return Target(path, self.backend, self._options.durable, may_commit, there)
-
-    # ---------------------------------------------------------------------------------- delete
 
     def clean(self) -> None:
         """Deletes what dead writers left unfinished."""

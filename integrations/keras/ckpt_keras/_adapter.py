@@ -172,9 +172,6 @@ def _is_layer(obj: Any) -> bool:
     return isinstance(obj, import_keras().layers.Layer)
 
 
-# -------------------------------------------------------- Keras, imported late, and its backend
-
-
 def import_keras() -> Any:
     """The ``keras`` package; without it or its backend, the ModuleNotFoundError says what to do."""
     try:

@@ -364,9 +364,6 @@ def _refilled(model: Any) -> Generator[None]:
         value_of(variable)
 
 
-# ---------------------------------------------------------------------------- averaged weights
-
-
 class Averages:
     """The averages (``use_ema``) of a model that ``fit`` trains, and the ``SwapEMAWeights`` that swaps them with the weights.
     With ``swap_on_epoch`` the model holds the averages at the end of an epoch, which readers of a checkpoint should get,

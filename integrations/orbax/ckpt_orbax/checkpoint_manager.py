@@ -117,8 +117,6 @@ class CheckpointManager:
         if callback is not None and event.kind == "committed":
             threading.Thread(target=callback, name="ckpt-post-finalization").start()
 
-    # -------------------------------------------------------------------------------------- steps
-
     @property
     def directory(self) -> Any:
         """The directory of the steps."""
@@ -211,8 +209,6 @@ class CheckpointManager:
             what = f"{path.parent}: no step {step}; there are: {held}"
             raise ckpt.CheckpointNotFound(what) from error
 
-    # -------------------------------------------------------------------------------------- saves
-
     def should_save(self, step: int) -> bool:
         """Whether ``save`` would save this step; with several processes, all must call it."""
         return not self._options.read_only and self._run.should_save(step)
@@ -290,8 +286,6 @@ class CheckpointManager:
         if not self._run.running():
             self._run.engine.wait_until_finished()
 
-    # ----------------------------------------------------------------------------------- restores
-
     @answering
     def restore(
         self,
@@ -355,8 +349,6 @@ class CheckpointManager:
                 else "Must provide `args` of type `Composite` when dealing with multiple checkpointable "
                 "objects. Write args=ocp.args.Composite(state=...)"
             )
-
-    # -------------------------------------------------------------------------- deletions, the end
 
     def delete(self, step: int) -> None:
         """Deletes a step, or moves it to ``todelete_subdir``; nothing with ``read_only``.

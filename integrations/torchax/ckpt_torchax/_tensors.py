@@ -124,8 +124,6 @@ def tensors_of(tree: Any, like: Any = None) -> Any:
     return map_tree(change, tree)
 
 
-# ------------------------------------------------------------------------- tensors on the CPU
-
 Array = np.ndarray[Any, Any]
 
 

@@ -107,9 +107,6 @@ def require(purpose: str) -> Any:
     )
 
 
-# --------------------------- the random key, which dropout and torch.rand draw from an environment
-
-
 def get_state(environment: Any) -> dict[str, Any]:
     """The key of the calling thread, which must be the one that draws from the environment."""
     key = environment.param.prng
