@@ -303,10 +303,7 @@ def html_of_checkpoint(info: CheckpointInfo) -> str:
 def html_of_restored(restored: Restored) -> str:
     """What a restore returned: items, and what became of the leaves."""
     step = "" if restored.step is None else f"step {restored.step} of "
-    facts = [
-        ("items", ", ".join(restored)),
-        ("metadata", _as_json(restored.metadata)),
-    ]
+    facts = [("items", ", ".join(restored)), ("metadata", _as_json(restored.metadata))]
     title = f"restored {step}<code>{_text(restored.path)}</code>"
     return _block(title, [_facts(facts), html_of_report(restored.report)])
 

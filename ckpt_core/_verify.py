@@ -241,11 +241,7 @@ def _covered(opened: NativeCheckpoint, problems: list[Problem]) -> dict[str, Ran
 
 
 def _check_file(
-    opened: NativeCheckpoint,
-    name: str,
-    expected: FileRecord,
-    size: int | None,
-    covered: Ranges,
+    opened: NativeCheckpoint, name: str, expected: FileRecord, size: int | None, covered: Ranges
 ) -> str | None:
     if size is None:
         return "is missing"

@@ -169,12 +169,7 @@ class StoreAttempt(Attempt):
     """One attempt; see ``Attempt``."""
 
     def __init__(
-        self,
-        target: str,
-        keys: Keys,
-        token: str,
-        version: Any = None,
-        replaced: Iterable[str] = (),
+        self, target: str, keys: Keys, token: str, version: Any = None, replaced: Iterable[str] = ()
     ) -> None:
         self._target = target
         self._keys = keys

@@ -144,8 +144,7 @@ def refuse_deep(
     depths = np.cumsum(np.where(np.isin(brackets, list(b"[{")), 1, -1), dtype=np.int32)
     if depths.max(initial=0) > most:
         raise CheckpointCorrupt(
-            f"{file}: not valid JSON: {error}: it is nested more than {most} levels deep",
-            file=file,
+            f"{file}: not valid JSON: {error}: it is nested more than {most} levels deep", file=file
         ) from error
 
 

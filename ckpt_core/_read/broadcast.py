@@ -192,10 +192,7 @@ def _bytes_of(array: Array) -> Array:
 
 
 def _steps(
-    item: SavedItem,
-    wants: Sequence[Want],
-    layouts: Sequence[_Layout | None],
-    limit_bytes: int,
+    item: SavedItem, wants: Sequence[Want], layouts: Sequence[_Layout | None], limit_bytes: int
 ) -> list[_Step]:
     """The steps of all leaves in order, the same on all processes; a leaf with regions above 32 MiB takes several."""
     steps: list[_Step] = []

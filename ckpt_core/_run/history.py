@@ -117,11 +117,7 @@ def saved(trail: Trail, identity: Identity, changes: Changes, sure: bool = True)
             if max(found.own, default=-1) > last:
                 found = cut(found, last)
             root = last if found.root is None else min(last, found.root)
-            found = replace(
-                found,
-                root=root,
-                entries=() if changes.base is None else found.entries,
-            )
+            found = replace(found, root=root, entries=() if changes.base is None else found.entries)
         found = _standing(found, identity)
         found = replace(found, head=max(found.head, step), may_retire=True)
     uncertain = found.uncertain - {step}

@@ -29,10 +29,7 @@ _SMALL_BYTES = 256 * MIB
 _MOST_INNER_CHUNKS = 2**24
 BLOSC_HEADER_BYTES = 16
 _METADATA_FILES = ("zarr.json", ".zarray")
-_CONTAINER_LIMITS = (
-    "/sys/fs/cgroup/memory.max",
-    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-)
+_CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 """Where a process in a container finds its own limit, of control groups of version 2 and 1."""
 
 

@@ -58,10 +58,7 @@ class Report:
     """
 
     def __init__(
-        self,
-        stop_at: int | None,
-        stop: Callable[[], None],
-        write: Callable[[dict[str, Any]], None],
+        self, stop_at: int | None, stop: Callable[[], None], write: Callable[[dict[str, Any]], None]
     ) -> None:
         self.stopped = False
         self._steps = set[int]()

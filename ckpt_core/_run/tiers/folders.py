@@ -182,12 +182,7 @@ class Folders:
 
     @contextlib.contextmanager
     def _noting(
-        self,
-        unread: dict[int, Unread],
-        path: str,
-        step: int = MAX_STEP,
-        *,
-        of_others: bool = False,
+        self, unread: dict[int, Unread], path: str, step: int = MAX_STEP, *, of_others: bool = False
     ) -> Generator[None]:
         """If the block cannot read a path, it ends; that is logged and, if nothing says that the step there is damaged, noted in
         ``unread``. What is ``of_others`` and of another user is not meant for this process.

@@ -48,10 +48,7 @@ def abstract(make: Callable[[], T], mesh: Mesh | None = None) -> T:
 
 
 def restore_or_init(
-    checkpointer: _Checkpointer,
-    make: Callable[[], T],
-    mesh: Mesh | None = None,
-    **targets: Any,
+    checkpointer: _Checkpointer, make: Callable[[], T], mesh: Mesh | None = None, **targets: Any
 ) -> tuple[T, Any]:
     """The objects of ``make()``, restored from the latest checkpoint or new; and ``Restored`` or None.
 

@@ -23,11 +23,7 @@ from ckpt_grain import _pipeline
 
 IteratorT = TypeVar("IteratorT")
 
-_ITERATORS = (
-    grain.DatasetIterator,
-    grain.DataLoaderIterator,
-    grain_experimental.ElasticIterator,
-)
+_ITERATORS = (grain.DatasetIterator, grain.DataLoaderIterator, grain_experimental.ElasticIterator)
 # Not iterators: accepted only so that the error can say what to pass instead.
 _PIPELINES = (grain.MapDataset, grain.IterDataset, grain.DataLoader)
 
