@@ -48,9 +48,7 @@ class Pending:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Starts the thread; at interpreter exit, when no thread can start, runs the work here. After an error the caller
-        must ask ``abandon``, since the work may have started.
-        """
+        """Starts the thread; at interpreter exit runs the work here. After an error the caller must ask ``abandon``."""
         _remember(self)
         if "over" in _at_exit:
             self._run_here()
@@ -149,9 +147,7 @@ class Pending:
         return error
 
     def result(self, timeout_secs: float | None = None) -> Any:
-        """Blocks until the work has ended; returns its result, or raises its error with its own type. After a
-        TimeoutError the work continues.
-        """
+        """Blocks until the work has ended; its result or error. After a TimeoutError the work continues."""
         if not self.wait(timeout_secs):
             raise TimeoutError(f"{self.path}: not done after {timeout_secs:g} s; it goes on")
         error = self._error
@@ -199,9 +195,7 @@ class PendingLoad(Pending):
 
 
 def _copied(error: BaseException) -> BaseException:
-    """A copy of the error for the next caller of ``result``: raising the original adds the caller's frames to its
-    traceback, which keep their locals alive.
-    """
+    """A copy of the error for a next caller: raising the original would keep its callers' locals alive."""
     try:
         again = copy.copy(error)
     except Exception:  # its class cannot be copied, such as with extra constructor arguments

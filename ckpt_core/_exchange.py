@@ -43,9 +43,7 @@ _DISCARD_PORT = 9
 
 
 def route_to(host: str) -> str | None:
-    """Address of this process on the network by which it reaches ``host``; None if unknown. Sends nothing: a UDP
-    socket that is connected knows its route.
-    """
+    """This process's address on the network to ``host``; None if unknown. A connected UDP socket sends nothing."""
     try:
         found = socket.getaddrinfo(host, _DISCARD_PORT, type=socket.SOCK_DGRAM)
         family, kind, protocol, _, target = found[0]
@@ -147,9 +145,7 @@ class Connection:
 
 
 def open_plain(path: str) -> io.FileIO:
-    """Opens a file for reading; neither follows a link nor waits at a pipe. Raises OSError for anything but a regular
-    file.
-    """
+    """Opens a regular file for reading, neither following a link nor waiting at a pipe; OSError for anything else."""
     descriptor = os.open(path, READ | NO_LINK)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return io.FileIO(descriptor)
@@ -164,9 +160,7 @@ OSError if it cannot tell. Called from any thread.
 
 
 class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    """Serves parts until ``close``, in daemon threads, at a free ``port`` of an IP address. Every request must carry
-    the secret.
-    """
+    """Serves parts to requests with the secret until ``close``, in daemon threads, at a free ``port`` of an IP address."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -188,9 +182,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     @property
     def last_used(self) -> float:
-        """When, by the monotonic clock, somebody was last connected: now, if somebody is. One that moves no byte is cut
-        off after ``IDLE_SECS``.
-        """
+        """When somebody was last connected, by the monotonic clock. One that moves no byte is cut off after ``IDLE_SECS``."""
         with self._lock:
             return time.monotonic() if self._open else self._last_used
 

@@ -376,9 +376,7 @@ def files_of(record: bytes | None) -> Iterable[str] | None:
 
 
 def outside_of_others(present: Iterable[str], own: Sequence[str] = ()) -> list[str]:
-    """The keys that lie in no other checkpoint, below this one. ``own`` are folders that look like checkpoints, and
-    are files of this one.
-    """
+    """The keys in no other checkpoint below this one; ``own`` are folders of this one that look like checkpoints."""
     present = list(present)
     inside = tuple(folder for folder in folders(present) if folder not in own)
     return [key for key in present if not (inside and key.startswith(inside))]

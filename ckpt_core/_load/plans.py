@@ -21,9 +21,7 @@ Make = Callable[[list[Any]], Any]
 
 @dataclass
 class ItemPlan:
-    """One item, matched and ready to be read. "Result" is the list of leaves that the load fills; ``positions``, ``kept`` and
-    ``wants`` go by its positions.
-    """
+    """One item, ready to be read. ``positions``, ``kept`` and ``wants`` go by positions in the list that the load fills."""
 
     item: SavedItem  # with the spec of every leaf
     make: Make  # builds the item's value from the result, and sets the objects of ``live``

@@ -170,9 +170,7 @@ class Round:
         return result
 
     def first(self, work: Callable[[], Any]) -> Any:
-        """Runs ``work`` on process 0 and returns its result, plain JSON values, on all; if it fails, all raise. Process 0 does not
-        wait for the others.
-        """
+        """Runs ``work`` on process 0, which does not wait, and returns its JSON result on all; if it fails, all raise."""
         if self.processes.count == 1:
             return work()
         found: list[Any] = []

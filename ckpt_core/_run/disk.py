@@ -200,9 +200,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class SaveGuard:
-    """Asked before the persistent save of a step to ``path`` begins, when it looks at the steps, and right before its commit;
-    see ``SaveJob.guard``.
-    """
+    """Asked before a step's persistent save to ``path`` looks at the steps, and before its commit; ``SaveJob.guard``."""
 
     disk: Disk
     trail: Trail

@@ -306,9 +306,7 @@ def lineage_bound(changes: Changes, step: int, trail: Trail) -> int:
 
 
 def of_interest(trail: Trail, step: int, names: Iterable[int]) -> set[int]:
-    """The steps on disk that ``decide_changes`` must know of: newer than what the save continues, left by going back to the
-    beginning, or of another history.
-    """
+    """The steps ``decide_changes`` needs: newer than what the save continues, left by going back, or of another history."""
     base, own = trail.continued_from(step), trail.own
     after = step - 1 if base is None else base.step
     root = after if trail.root is None else trail.root

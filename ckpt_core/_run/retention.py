@@ -39,9 +39,7 @@ class Retention:
     _said_no_metric: bool = False
 
     def apply(self, saved: int, listing: Listing, but: Set[int], damaged: Set[int]) -> None:
-        """Deletes the steps that no policy keeps. ``saved`` was just committed; those in ``but`` were removed
-        since the listing. A failed deletion is only logged.
-        """
+        """Deletes the steps that no policy keeps, but for ``saved`` and those ``but`` names. A failed deletion is only logged."""
         self._known.pop(saved, None)
         steps = [step for step in listing.committed() if step not in but]
         for step in self._due(steps, listing, damaged):

@@ -446,9 +446,7 @@ class Save:
             self._write({folder + INDEX_FILE: manifest})
 
     def make_durable(self) -> None:
-        """On process 0: joins what all processes have written, writes the record, fsyncs everything. Only
-        the rename is then missing to make the checkpoint visible.
-        """
+        """On process 0: joins what all processes wrote, writes the record, and fsyncs. Only the rename is then missing."""
         job, trees = self.job, [item for item in self.items if item.name in self._writers]
         self.operation.phase = "joining, describing and syncing files"
         if job.writers.count > 1:

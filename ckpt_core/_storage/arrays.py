@@ -123,9 +123,7 @@ def read_region(
 
 
 def refuse_file(location: Location, name: str, most: int) -> None:
-    """Raises CheckpointCorrupt if a local file is larger than ``most`` or not a regular
-    one; objects in a store, which cannot be sparse, are not looked at.
-    """
+    """CheckpointCorrupt if a local file is larger than ``most`` or not a regular one; objects in stores are not sparse."""
     if not location.local:
         return
     size_bytes = -1 if "\0" in name else size_of((location / name).path)

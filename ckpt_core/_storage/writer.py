@@ -112,9 +112,7 @@ class ArrayWriter:
         self.files: dict[str, FileRecord] = {}  # data files, by path in the item
 
     def put(self, arrays: Iterable[ArrayToWrite], copied_bytes: int = _COPIED_BYTES) -> None:
-        """Begins to write arrays. Those of at most ``copied_bytes`` are copied, and lose their ``pieces``; the values of others must
-        not change until ``settle``.
-        """
+        """Begins to write arrays; values must stand still until ``settle``, but for arrays of at most ``copied_bytes``."""
         known: dict[Any, tuple[bytes, str | None]] = {}
         keys, which, checksums = self.rows.keys, self.rows.which, self.checksums
         for array in arrays:

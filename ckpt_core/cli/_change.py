@@ -42,9 +42,7 @@ _OF_ONE = ("ckpt.json", "_CHECKPOINT_METADATA")
 
 
 def copy(source: str, target: str, *, steps: list[int], prefix: str | None, mirror: bool) -> int:
-    """Copies a checkpoint, or steps of a run. Returns 1 if a step is damaged, or a restore of the copy may go on from another
-    history.
-    """
+    """Copies a checkpoint, or steps of a run; 1 if a step is damaged, or the copy may restore another history."""
     if not is_run(source):
         if steps or mirror:
             text = f"{source} is no directory of steps: leave --step and --mirror out"

@@ -85,9 +85,7 @@ def outgoing(
 
 
 def _with_all_names(paths: Sequence[Path]) -> tuple[list[Path], list[int]]:
-    """The path of each tensor, and the position of the leaf that holds it: ``("_tied_weights", "embed", "head")`` is the
-    tensor ``head``, in the leaf ``embed``.
-    """
+    """Each tensor's path, and its leaf's position: ``("_tied_weights", "embed", "head")`` is ``head``, in ``embed``."""
     positions = {path: position for position, path in enumerate(paths)}
     found: list[tuple[Path, int]] = []
     for position, path in enumerate(paths):

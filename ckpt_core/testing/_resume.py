@@ -300,9 +300,7 @@ def _run_here(train: Train, directory: Path, stop_at: int | None) -> _Run:
 def _run_in_process(
     train: Train, directory: Path, stop_at: int | None, by: By, timeout_secs: float
 ) -> _Run:
-    """The run of ``train`` in a new interpreter, which a signal interrupts at the step ``stop_at``. An error of ``train``
-    is a RuntimeError here.
-    """
+    """Runs ``train`` in a new interpreter, interrupted at ``stop_at``; an error there is a RuntimeError here."""
     log = directory.with_suffix(f".{len(list(directory.parent.iterdir()))}.jsonl")
     sent = (portable(train), str(directory), str(log), stop_at, by)
     status = run_apart(_child, sent, "train", timeout_secs)

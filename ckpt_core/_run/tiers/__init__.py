@@ -129,9 +129,7 @@ class Tiers:
         return [found[step] for step in sorted(found)]
 
     def open(self, step: int) -> Checkpoint:
-        """A step with its metadata read; from the persistent directory, unless the local copy is a newer save.
-        CheckpointNotFound lists steps of both tiers.
-        """
+        """Opens a step: its persistent copy, unless the local one is a newer save. CheckpointNotFound lists both tiers."""
         step, local = check_step(step), self._local_steps()
         if self._local is None or step not in local:
             try:

@@ -207,9 +207,7 @@ _END = object()
 
 
 class Proven(grain.DatasetIterator[T], Generic[T]):
-    """An iterator that can look at its next element without returning it. A save takes the element from the pipeline,
-    digests it, and keeps it for the next ``next``.
-    """
+    """An iterator with a look ahead: a save digests the pipeline's next element, and keeps it for ``next``."""
 
     def __init__(self, iterator: Any) -> None:
         super().__init__()
@@ -291,9 +289,7 @@ def _forget_unstarted(obj: Any, state: Any) -> Any:
 
 
 def _let_go_of_workers(obj: Any, state: Any) -> None:
-    """Closes all workers of ``obj`` if a state in ``state`` is empty, so that they start again: a running one would
-    ignore its empty state and keep its position.
-    """
+    """Closes the workers of ``obj`` if a state is empty: running ones would ignore it and keep their position."""
     if not _holds_empty(state):
         return
     for interleave in _interleaves(obj):

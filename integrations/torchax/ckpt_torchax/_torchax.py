@@ -47,9 +47,7 @@ def is_environment_class(cls: type) -> bool:
 
 
 class Filling(torch.nn.Module):
-    """A target that receives the loaded state of the module ``inside``; the caller then sets the state. It is a torch
-    module so that the adapter accepts it.
-    """
+    """A target for the loaded state of ``inside``, which the caller sets. As a torch module it passes the adapter."""
 
     state: Any = None
 

@@ -79,9 +79,7 @@ def standard_name_format(
 
 
 def prefix_and_length(names: Any) -> tuple[str | None, int | None]:
-    """``step_prefix`` and ``step_format_fixed_length`` of a format, from the names that it builds; NotOffered if those are
-    not a prefix, ``_`` and the number.
-    """
+    """``step_prefix`` and ``step_format_fixed_length``, from the names a format builds; NotOffered for other names."""
     built = names.build_name(0)
     found = re.fullmatch(r"(?:(.*)_)?(0+)", built, re.DOTALL)
     if found is not None:
