@@ -80,12 +80,15 @@ class Adapter(Protocol):
 
     def accepts(self, cls: type, /) -> bool:
         """Whether the adapter handles objects of this class."""
+        ...
 
     def get_state(self, obj: Any, /) -> Any:
         """The current state as a pytree of arrays and plain values; must not change the object."""
+        ...
 
     def set_state(self, obj: Any, state: Any, /) -> None:
         """Sets the object in place from a state with the structure of ``get_state``."""
+        ...
 
 
 @runtime_checkable
@@ -106,9 +109,11 @@ class Stateful(Protocol):
 
     def get_state(self) -> Any:
         """The state as a pytree of arrays and plain values."""
+        ...
 
     def set_state(self, state: Any, /) -> None:
         """Sets the object from a state that ``get_state`` returned before."""
+        ...
 
 
 class _StatefulAdapter:

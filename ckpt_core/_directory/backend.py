@@ -83,32 +83,41 @@ class Attempt(Protocol):
         """Writes a small file; ``name`` is relative to ``path``. With ``until_commit`` another process reads it
         before the commit, and an object store deletes it then.
         """
+        ...
 
     def write_data(self, name: str, parts: Iterable[bytes]) -> None:
         """Writes a file of any size; ``name`` is relative to ``path``, and in an object store to the checkpoint. Any thread may call it."""
+        ...
 
     def read(self, name: str) -> bytes:
         """The content of a file that this process wrote, or another one with ``until_commit``."""
+        ...
 
     def take(self, name: str) -> bytes:
         """``read`` of a file that is not needed any more."""
+        ...
 
     def small_files(self) -> Mapping[str, bytes]:
         """Files that this process has not written yet, because they are to stand in the record."""
+        ...
 
     def files(self, known_bytes: Mapping[str, int]) -> dict[str, int]:
         """Relative path and size of every file written so far. An object store takes those of other processes from ``known_bytes``."""
+        ...
 
     def make_durable(self, record_name: str, record: bytes) -> None:
         """Writes the record after all other files, also of other processes, and makes all durable; readers see nothing yet."""
+        ...
 
     def commit(self) -> None:
         """Makes the durable checkpoint visible to readers, and then deletes the one that it replaces. An error after it
         became visible undoes nothing, and ``is_visible`` recognizes it.
         """
+        ...
 
     def abort(self) -> None:
         """Deletes the files of this attempt, unless it is already visible; never raises."""
+        ...
 
 
 class Look(NamedTuple):
@@ -127,26 +136,32 @@ class Backend(Protocol):
         and directories; ``token`` identifies the attempt. Raises CheckpointExists if something is at ``path`` that
         must not or cannot be replaced.
         """
+        ...
 
     def join(self, path: str, attempt_path: str, *, durable: bool) -> Attempt:
         """The attempt that another process began, in which this process writes its files."""
+        ...
 
     def read(self, path: str, name: str, limit_bytes: int | None = None) -> bytes | None:
         """The content of a file of a checkpoint, or None if there is none; follows links. Raises CheckpointCorrupt
         for a file beyond ``limit_bytes`` (by default ``most_bytes`` of its name), a dangling link, or anything but a
         regular file.
         """
+        ...
 
     def put(self, path: str, name: str, data: bytes) -> None:
         """Atomically writes or replaces a small file next to the checkpoints."""
+        ...
 
     def remove(self, path: str, name: str) -> None:
         """Deletes a small file next to the checkpoints, if it is there."""
+        ...
 
     def claim(self, path: str, name: str, data: bytes) -> Claim:
         """Writes a file and keeps it locked until the claim is closed or the process ends. An object store has no
         locks and only writes the file.
         """
+        ...
 
     def release(self, path: str, name: str, beginning: bytes) -> None:
         """Deletes a file that ``claim`` wrote, if it still begins so. An object store keeps it, since none could put
@@ -157,14 +172,17 @@ class Backend(Protocol):
         """Keeps the checkpoint at ``path`` from being deleted while the block runs. Raises FileNotFoundError if it
         was deleted or replaced since the caller read ``head``, the beginning of its record.
         """
+        ...
 
     def files(self, path: str, known_bytes: Mapping[str, int] | None = None) -> dict[str, int]:
         """Relative path and size of every file of a checkpoint; -1 for anything but a regular file. Follows links,
         but enters each directory once. An object store, which has to read a file for its size, takes ``known_bytes``.
         """
+        ...
 
     def size(self, path: str, name: str) -> int | None:
         """Size of one file, as in ``files``; None if there is none."""
+        ...
 
     def children(self, path: str) -> list[str]:
         """Names of subdirectories that may be checkpoints or items; empty if there is no ``path``."""
@@ -172,12 +190,15 @@ class Backend(Protocol):
 
     def look(self, path: str) -> Look:
         """``children``, which of them are checkpoints, and the hidden files, by one listing."""
+        ...
 
     def exists(self, path: str) -> bool:
         """Whether there is anything at ``path``."""
+        ...
 
     def is_checkpoint(self, path: str) -> bool:
         """Whether a committed checkpoint, of ckpt or of Orbax, lies at ``path``."""
+        ...
 
     def replaced(self, path: str) -> str | None:
         """Path of the old checkpoint, if a replacement of ``path`` was interrupted; else None."""
@@ -187,6 +208,8 @@ class Backend(Protocol):
         """Deletes a checkpoint: first hides it from readers, then deletes its data. With ``trash`` it is moved into
         the directory of that name next to it, which is made if missing. Raises BlockingIOError if a reader holds it.
         """
+        ...
 
     def clean(self, path: str, *, only_look: bool = False) -> list[str]:
         """Deletes what dead writers left in the directory ``path``, unless it is to ``only_look``; returns the names."""
+        ...

@@ -22,9 +22,11 @@ class StatefulCheckpointable(Protocol):
 
     async def save(self, directory: Any) -> Awaitable[None]:
         """Writes into ``await directory.await_creation()``."""
+        ...
 
     async def load(self, directory: Any) -> Awaitable[None]:
         """Reads from ``directory`` and sets itself."""
+        ...
 
 
 class CheckpointableHandler(Protocol[_Object, _Target]):

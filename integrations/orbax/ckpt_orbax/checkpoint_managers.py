@@ -53,6 +53,7 @@ class PreservationPolicy(Protocol):
 
     def should_preserve(self, checkpoints: Steps, *, context: PreservationContext) -> Kept:
         """For each checkpoint, oldest first, whether it stays."""
+        ...
 
 
 class _OfPositions(PreservationPolicy):
@@ -203,6 +204,7 @@ class SaveDecisionPolicy(Protocol):
 
     def should_save(self, step: Step, previous_steps: Steps, *, context: DecisionContext) -> bool:
         """Whether to save ``step``, after ``previous_steps``."""
+        ...
 
 
 @dataclass

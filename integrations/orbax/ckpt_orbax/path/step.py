@@ -27,12 +27,15 @@ class NameFormat(Protocol, Generic[StepT]):
 
     def build_name(self, step: int) -> str:
         """The directory name of a step."""
+        ...
 
     def find_all(self, base_path: Any) -> Iterator[StepT]:
         """All committed steps in a directory."""
+        ...
 
     def find_step(self, base_path: Any, step: int) -> StepT:
         """A committed step in a directory; ValueError if there is none."""
+        ...
 
 
 @dataclass(frozen=True)
