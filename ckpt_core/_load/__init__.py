@@ -84,8 +84,8 @@ def load(
             they are absent from the result.
         rename: maps saved paths to the paths of ``like``: a dict of path prefixes, or a function
             from path to path.
-        rules: for safetensors, what the tensors become in ``like``: a list of ``ckpt.Rule``, or of dicts
-            with their attributes. A tensor that no rule names is matched by its own name.
+        rules: what saved arrays become in ``like``, such as the layers of a stack: a list of ``ckpt.Rule``, or of
+            dicts with their attributes. What no rule names is matched by its own name.
         sharding: where arrays go: a Sharding, a Mesh (saved PartitionSpecs are adapted to its
             axes), a pytree of Shardings, or a function of (path, leaf).
         as_numpy: return numpy arrays in host memory (PRNG keys as their key data). An array that
@@ -106,8 +106,8 @@ def load(
     Raises:
         CheckpointNotFound: no checkpoint or item there, or ``only`` matches no leaf.
         CheckpointCorrupt: a checksum or size differs from what was saved.
-        StructureMismatch: the checkpoint does not match ``like``. Lists every difference; raised
-            before any array data is read.
+        StructureMismatch: the checkpoint does not match ``like``.
+            Lists every difference; raised before any array data is read.
         UnsupportedLeaf: ``like`` holds a live object that cannot be copied; use ``restore``.
         CheckpointError: the arrays do not fit into the free memory of the default device, or have
             64-bit dtypes while jax runs without them; or another process could not load.
@@ -121,9 +121,8 @@ def load(
     """
     if unknown:  # and not a wrapper, whose frame would stand in each traceback
         request_from("load", like, unknown)  # raises, with the argument that was meant
-    request = make_request(
-        only, rename, cast, missing, unexpected, options, sharding, as_numpy, rules, like, static
-    )
+    how = sharding, as_numpy, rules, like, static
+    request = make_request(only, rename, cast, missing, unexpected, options, *how)
     try:
         return load_checkpoint(lambda: open_checkpoint(path, options), like, item, request)
     except ANSWERS as error:
