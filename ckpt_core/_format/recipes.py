@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckpt_core._layout.regions import Region, Shape
+from ckpt_core._layout.regions import Region, Shape, region_shape
 
 _Array = np.ndarray[Any, Any]
 
@@ -39,18 +39,34 @@ class View:
         return sorted(range(len(self.transpose)), key=self.transpose.__getitem__)
 
     def boxes(self, box: Region, array: _Array) -> Iterator[tuple[Region, _Array]]:
-        """The parts of an array, which holds ``box`` of the reshaped tensor, that are regions of the tensor as well."""
-        fixed = [axis for group in self.groups for axis in group[:-1]]
+        """The parts of an array, which holds ``box`` of the reshaped tensor, that are regions of the tensor as well: one, if those of
+        a group lie behind each other in memory.
+        """
+        cut = [
+            group
+            for group in self.groups
+            for a, b in itertools.pairwise(group)
+            if box[b] != (0, self.reshaped[b])
+            or array.strides[a] != array.strides[b] * self.reshaped[b]
+        ]
+        fixed = sorted({axis for group in cut for axis in group[:-1]})
         for numbers in itertools.product(*(range(*box[axis]) for axis in fixed)):
-            at = {axis: n for axis, n in zip(fixed, numbers, strict=True)}
-            place = [at[n] - first if n in at else slice(None) for n, (first, _) in enumerate(box)]
+            bounds = dict(enumerate(box)) | {
+                axis: (n, n + 1) for axis, n in zip(fixed, numbers, strict=True)
+            }
+            place = (
+                slice(first - start, last - start)
+                for (first, last), (start, _) in zip(bounds.values(), box, strict=True)
+            )
             region = list[tuple[int, int]]()
             for group in self.groups:
-                begin, (first, last) = 0, box[group[-1]]
+                begin, end = 0, 0
                 for axis in group:
-                    begin = begin * self.reshaped[axis] + at.get(axis, 0)
-                region.append((begin + first, begin + last))
-            yield tuple(region), array[(*place, ...)]
+                    first, last = bounds[axis]
+                    begin = begin * self.reshaped[axis] + first
+                    end = end * self.reshaped[axis] + last - 1
+                region.append((begin, end + 1))
+            yield tuple(region), array[(*place, ...)].reshape(region_shape(tuple(region)))
 
 
 def unchanged(shape: Shape) -> View:

@@ -29,10 +29,7 @@ class DerivedReader:
     def plan(self, batch: list[Want]) -> Reads:
         """Buffers for a batch, and the jobs that fill them."""
         item, found, jobs = self._item, dict[int, dict[Region, Array]](), list[Job]()
-        renamed, shares = (
-            dict[int, Want](),
-            dict[int, list[Share]](),
-        )  # by number in the batch; by array
+        renamed, shares = dict[int, Want](), dict[int, list[Share]]()  # by number; by array
         for number, want in enumerate(batch):
             if (stored := item.as_stored(want.leaf)) is not None:
                 renamed[number] = want._replace(leaf=stored)
