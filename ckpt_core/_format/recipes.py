@@ -178,3 +178,15 @@ class Recipe:
                     view = view[(*[slice(None)] * axis, slice(first - start, last - start))]
                 yield part.within(region), np.expand_dims(view, part.dropped)
             begin += part.shape[axis] if len(parts) > 1 else 0
+
+
+def indexed(leaf: int, shape: Shape, index: tuple[Any, ...]) -> Part:
+    """The part of an array that numpy's index takes: whole numbers, slices that go up, one ``...``; IndexError as of numpy."""
+    np.broadcast_to(np.False_, shape)[index]  # raises it
+    at = index.index(...) if ... in index else len(index)
+    rest = [slice(None)] * (len(shape) - len(index) + (... in index))
+    entries = zip((*index[:at], *rest, *index[at + 1 :]), shape, strict=True)
+    chosen = [range(size)[entry] for entry, size in entries]
+    runs = (one if isinstance(one, range) else range(one, one + 1) for one in chosen)
+    dropped = tuple(n for n, one in enumerate(chosen) if not isinstance(one, range))
+    return Part(leaf, tuple(runs), dropped)

@@ -1,4 +1,4 @@
-"""What ``rules=`` make of the arrays of an item."""
+"""What ``rules=`` and ``select=`` make of the arrays of an item."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ckpt_core._errors import Mismatch, StructureMismatch
-from ckpt_core._format.recipes import Part, Recipe, View, unchanged
+from ckpt_core._format.recipes import Part, Recipe, View, indexed, unchanged
 from ckpt_core._format.rules import (
     Bound,
     Rule,
@@ -25,6 +25,7 @@ from ckpt_core._saved import DerivedItem, ExtentItem, SavedItem
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.leaves import LeafSpec, leaf_spec
 from ckpt_core._tree.match import parse_path
+from ckpt_core._tree.patterns import selector
 
 _MOST_LEAVES = 100_000
 """Of one stacked array: a forged size could ask for any number."""
@@ -237,3 +238,31 @@ def _view(rule: Rule, wanted: Shape | None, stacked: int, joined: int) -> View |
     row = (*wanted[: rule.stack_axis], *wanted[rule.stack_axis + stacked :]) if stacked else wanted
     view = view_of(rule, row)
     return view if view is not None and len(view.groups) == joined else None
+
+
+def under_select(where: str, item: SavedItem, select: Mapping[str, tuple[Any, ...]]) -> SavedItem:
+    """The item with the parts of arrays that ``select=`` takes, by patterns of saved paths; the item itself if none fits.
+    Raises StructureMismatch with all leaves of which there is no such part.
+    """
+    made, problems, changed = list[tuple[Path, _Made]](), list[Mismatch](), False
+    chosen = [(one, selector(one, item=item.name)) for one in select]
+    for leaf, (path, spec) in enumerate(zip(item.paths, item.specs, strict=True)):
+        made.append((path, _as_saved(item, leaf)))
+        as_file = tuple(str(path[0]).split(".")) if isinstance(item, ExtentItem) else path
+        fit = [one for one, fits in chosen if fits and (fits(path, spec) or fits(as_file, spec))]
+        changed = changed or bool(fit)
+        try:
+            if len(fit) > 1:
+                raise IndexError(f"{fit[0]!r} and {fit[1]!r} take parts of it")
+            if fit and spec.kind not in _ARRAYS:
+                raise IndexError("only arrays have parts")
+            for one in fit:
+                part = indexed(leaf, spec.shape, select[one])
+                as_part = leaf_spec(spec.kind, spec.dtype, part.shape, spec.detail)
+                made[leaf] = path, (as_part, Recipe.of(part))
+        except IndexError as error:
+            why = Mismatch(format_path(path), "select", str(spec), str(error), None, item.name)
+            problems.append(why)
+    if problems:
+        raise StructureMismatch(problems, where=where)
+    return _derived(item, made) if changed else item

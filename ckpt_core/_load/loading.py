@@ -139,6 +139,9 @@ def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> d
     if request.only is not None:
         loads = (at is not None for plan in plans for at in plan.positions)
         _check_patterns(checkpoint, plans, "only", request.only, any(loads))
+    if request.select:
+        taken = any(isinstance(plan.item, DerivedItem) for plan in plans)
+        _check_patterns(checkpoint, plans, "select", [*request.select], taken)
     return named
 
 

@@ -13,7 +13,7 @@ from ckpt_core._errors import CheckpointNotFound, Mismatch, StructureMismatch, U
 from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core._lazy import jax
 from ckpt_core._load import constants
-from ckpt_core._load.derived import under_rules
+from ckpt_core._load.derived import under_rules, under_select
 from ckpt_core._load.non_tree import as_json, plan_non_tree, refuse_other_form, wants_plain_values
 from ckpt_core._load.plans import ItemPlan, Make, constant, pruned, renamed_dicts
 from ckpt_core._load.renames import renamed_names, under_wanted_paths
@@ -92,6 +92,8 @@ def plan_item(
         return plan_non_tree(checkpoint, saved, adapter, like, context)
     # arrays of an Orbax item are opened to learn the spec of every leaf
     item = with_specs(checkpoint, saved, context) if isinstance(saved, OrbaxItem) else saved
+    if request.select:
+        item = under_select(checkpoint.path, item, request.select)
     if like is NOT_PASSED:
         return _plan_as_saved(item, request)
     if getattr(adapter, "per_process", False):

@@ -276,7 +276,7 @@ def _advice_for(
     lines = [f"Where this is intended: {'; '.join(hints)}."] if hints else []
     if "shape" in kinds:
         lines.append(
-            "rules= stacks, splits, joins and transposes: for any other shape change the target, "
+            "rules= stacks, splits, joins and transposes, select= of load takes a part: for any other shape change the target, "
             "or load what fits with only= and convert the rest."
         )
     if idle:

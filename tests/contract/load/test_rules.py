@@ -190,6 +190,8 @@ def test_wrong_calls(path):
         ckpt.load(path, rules=rules)
     with pytest.raises(TypeError, match="rename="):
         ckpt.load(path, {}, rules=rules, rename={"a": "b"})
+    with pytest.raises(TypeError, match="select="):
+        ckpt.load(path, {}, rules=rules, select={"a": 0})
     with pytest.raises(TypeError, match=r"list of ckpt\.Rule"):
         ckpt.load(path, {}, rules={"a": "b"})  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="a rule needs saved and wanted"):
