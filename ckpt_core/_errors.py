@@ -86,7 +86,7 @@ class Mismatch:
             ``dtype``, ``sharding`` (the mesh does not divide the shape), ``function`` (another
             name, or on one side only), ``static`` (a number, flag, enum or dtype that jax does not
             flatten, which the target keeps), ``rename`` (an entry of ``rename=`` that matches nothing),
-            or ``kind`` (for example an array where a string was saved).
+            ``rule`` (one of ``rules=`` that does), ``select`` (no such part of the leaf), or ``kind`` (for example an array where a string was saved).
         saved: description of the saved leaf, or None.
         wanted: description of the target's leaf, or None.
         nearest: the most similar path on the other side, or None.
@@ -110,6 +110,10 @@ class Mismatch:
                 return f"{where}: saved {self.saved}, not in the target{hint}"
             case "rename":
                 return f"{where}: no saved path begins with this; rename= maps it to {self.wanted!r}{hint}"
+            case "rule":
+                return f"{where}: no saved path fits the rule for {self.wanted}{hint}"
+            case "select":
+                return f"{where}: saved {self.saved}; select=: {self.wanted}"
             case "function" if self.wanted is None:
                 return f"{where}: is the function {self.saved}"
             case _:

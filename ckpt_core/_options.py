@@ -334,12 +334,12 @@ CHECKPOINTER_ARGUMENTS = frozenset(
 _SETTINGS = frozenset(Options.__dataclass_fields__)
 RESTORE_ARGUMENTS = (
     *("items", "only", "rename", "rules", "cast", "missing", "unexpected", "options"),
-    *("static", "strict_latest", "sharding", "as_numpy"),
+    *("static", "strict_latest", "sharding", "as_numpy", "select"),
 )
 """What restores take by keyword beside their targets: a target of such a name could not be passed by keyword."""
 _OWNERS = {
     **dict.fromkeys(("force", "metrics"), "Checkpointer.save"),
-    **dict.fromkeys(("sharding", "as_numpy"), "load"),
+    **dict.fromkeys(("sharding", "as_numpy", "select"), "load"),
     "strict_latest": "Checkpointer.restore_latest",
     "options": "ckpt.save, ckpt.restore, ckpt.load and ckpt.Checkpointer(...)",
 }

@@ -14,7 +14,7 @@ from ckpt_core._load.plans import ItemPlan
 from ckpt_core._load.request import Request
 from ckpt_core._processes import NotTogether, Processes
 from ckpt_core._read import Reading, read_and_send, read_leaves
-from ckpt_core._saved import Checkpoint, replaced
+from ckpt_core._saved import Checkpoint, DerivedItem, replaced
 
 _SETS = "sets"
 
@@ -82,7 +82,7 @@ class LoadAgreement:
         beyond, on = hashlib.sha256(str(in_rounds).encode()), set[int]()
         known: dict[Any, tuple[str, set[int]]] = {}  # a sharding may have 100,000 devices
         for plan in plans:
-            for want in plan.wants.values():
+            for _, want in sorted(plan.wants.items()):  # not in the order of reading
                 sharding: Any = want.sharding
                 if sharding is None and not in_rounds:
                     continue
@@ -101,6 +101,8 @@ class LoadAgreement:
                     continue
                 shown = "" if in_rounds and len(holders) < 2 else where
                 leaf = plan.item.name, want.leaf, spec.dtype, shown
+                if isinstance(plan.item, DerivedItem):
+                    leaf = *leaf, plan.item.recipes[want.leaf]
                 beyond.update(repr(leaf).encode(errors="surrogatepass"))
         sent = checkpoint.attempt if self._alike or on else ""
         if in_rounds:

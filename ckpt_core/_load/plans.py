@@ -120,7 +120,7 @@ def _resharded(plan: ItemPlan) -> Iterator[str]:
     for want in plan.wants.values():
         described, saved = item.shardings[want.leaf], item.specs[want.leaf]
         on_devices = {(want.spec or saved).kind, saved.kind} <= _ON_DEVICES
-        if not on_devices or (not described and isinstance(item, OrbaxItem)):
+        if not on_devices or (not described and isinstance(getattr(item, "base", item), OrbaxItem)):
             continue  # Orbax may have recorded no sharding
         pair = (id(described), id(want.sharding))
         if pair not in moved:

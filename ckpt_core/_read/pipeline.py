@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import os
 import sys
-import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from ckpt_core._background import Workers
 from ckpt_core._directory import is_local_disk
-from ckpt_core._layout.regions import Region, region_shape, region_size
+from ckpt_core._layout.regions import Region, region_size
 from ckpt_core._options import MIB, Options
 from ckpt_core._platform import DIRECT
 from ckpt_core._processes import coordination
+from ckpt_core._read.derived import DerivedReader
 from ckpt_core._read.extents import ExtentReader, StoredChunks, StoredTensors
 from ckpt_core._read.orbax import OrbaxReader
-from ckpt_core._read.wants import Array, Job, Reads, Share, Want, aligned, buffers, take
+from ckpt_core._read.wants import Array, Want
 from ckpt_core._saved import (
     Checkpoint,
     DerivedItem,
@@ -28,7 +27,6 @@ from ckpt_core._saved import (
     NativeCheckpoint,
     NativeItem,
     OrbaxItem,
-    Recipe,
     SavedItem,
 )
 from ckpt_core._storage import (
@@ -115,6 +113,12 @@ def _reader(
     stack: contextlib.ExitStack,
 ) -> DerivedReader | ExtentReader | OrbaxReader:
     """The reader of the item; ``stack`` closes what it opens."""
+    if isinstance(item, DerivedItem):
+        parts = (part for want in wants for _, row in item.recipes[want.leaf].rows for part in row)
+        stored = [Want(leaf, []) for leaf in sorted({part.leaf for part in parts})]
+        reader = _reader(checkpoint, item.base, stored, options, context, past_cache, stack)
+        assert not isinstance(reader, DerivedReader)
+        return DerivedReader(reader, item)
     if isinstance(item, OrbaxItem):
         return stack.enter_context(contextlib.closing(OrbaxReader(checkpoint, item, context)))
 
@@ -126,10 +130,8 @@ def _reader(
         return stack.enter_context(contextlib.closing(files))
 
     if isinstance(item, ExtentItem):
-        base = item.base if isinstance(item, DerivedItem) else item
-        files = files_in(checkpoint.location, base.sizes_bytes)
-        tensors = ExtentReader(StoredTensors(checkpoint, base, files), base.specs)
-        return DerivedReader(tensors, item) if isinstance(item, DerivedItem) else tensors
+        files = files_in(checkpoint.location, item.sizes_bytes)
+        return ExtentReader(StoredTensors(checkpoint, item, files), item.specs)
     assert isinstance(checkpoint, NativeCheckpoint)
     assert isinstance(item, NativeItem)
     files = files_in(checkpoint.location / item.directory, checkpoint.sizes_in(item))
@@ -140,73 +142,21 @@ def _reader(
 def _batches(
     item: SavedItem, wants: Iterable[Want], limit_bytes: int
 ) -> Iterator[tuple[list[Want], int]]:
-    """The leaves in batches, each with its size in bytes."""
+    """The leaves in batches, each with its size in bytes. Parts of one array that follow each other are not separated, since a
+    block or chunk of it may have something of each.
+    """
     batch: list[Want] = []
-    total_bytes = 0
+    total_bytes, recipes = 0, item.recipes if isinstance(item, DerivedItem) else None
     for want in wants:
         itemsize = item.specs[want.leaf].numpy_dtype.itemsize
         size_bytes = itemsize * sum(map(region_size, want.regions))
-        if batch and (total_bytes + size_bytes > limit_bytes or len(batch) >= _BATCH_LEAVES):
+        full = total_bytes + size_bytes > limit_bytes or len(batch) >= _BATCH_LEAVES
+        if batch and full and recipes is not None:
+            full = recipes[want.leaf].first != recipes[batch[-1].leaf].first
+        if batch and full:
             yield batch, total_bytes
             batch, total_bytes = [], 0
         batch.append(want)
         total_bytes += size_bytes
     if batch:
         yield batch, total_bytes
-
-
-_ROWS_BYTES = 32 * MIB
-"""So many rows are in memory at a time, and one if it is larger."""
-
-
-class DerivedReader:
-    """Reads an item of rules by ``reader``, which reads tensors: regions of one that is only renamed, else rows of whole ones."""
-
-    def __init__(self, reader: ExtentReader, item: DerivedItem) -> None:
-        self._reader = reader
-        self._item = item
-        specs = item.base.specs
-        rows = (row for recipe in item.recipes for _, row in recipe.rows)
-        most_bytes = max((sum(specs[leaf].stored_bytes for leaf in row) for row in rows), default=0)
-        self._rooms = threading.Semaphore(max(1, _ROWS_BYTES // (2 * most_bytes + 1)))
-
-    def plan(self, batch: list[Want]) -> Reads:
-        """Buffers for a batch, and the jobs that fill them."""
-        item, found, jobs = self._item, dict[int, dict[Region, Array]](), list[Job]()
-        renamed: dict[int, Want] = {}  # by number in the batch
-        for number, want in enumerate(batch):
-            recipe = item.recipes[want.leaf]
-            ((_, (tensor, *_)), *_) = recipe.rows
-            if recipe == Recipe.of(tensor, item.base.specs[tensor].shape):
-                renamed[number] = want._replace(leaf=tensor)
-                continue
-            found[number] = buffers(want, item.specs[want.leaf].numpy_dtype)
-            jobs += self._rows(recipe, found[number])
-        read, more = self._reader.plan([*renamed.values()])
-        found |= zip(renamed, (parts for _, parts in read), strict=True)
-        return [(want, found[number]) for number, want in enumerate(batch)], jobs + more
-
-    def _rows(self, recipe: Recipe, parts: dict[Region, Array]) -> Iterator[Job]:
-        """A job for each row of the stacked dimensions of which some region holds a part."""
-        for index, row in recipe.rows:
-            takers: list[Share] = []
-            for region, buffer in parts.items():
-                leading = list(zip(index, region, strict=False))
-                if buffer.size and all(start <= n < stop for n, (start, stop) in leading):
-                    place = tuple(n - start for n, (start, _) in leading)
-                    takers.append((region[len(index) :], buffer[(*place, ...)]))
-            if takers:
-                yield functools.partial(self._make_row, recipe, row, takers)
-
-    def _make_row(self, recipe: Recipe, row: Sequence[int], takers: list[Share]) -> None:
-        """Job: reads the tensors of a row, and gives each region its part."""
-        tensors: list[Array] = []
-        with self._rooms:
-            for leaf in row:
-                spec = self._item.base.specs[leaf]
-                region = recipe.region(spec.shape)
-                tensors.append(aligned(region_shape(region), spec.numpy_dtype))
-                for job in self._reader.jobs(leaf, [(region, tensors[-1])]):
-                    job()
-            take(recipe.joined(tensors), takers)
-            tensors.clear()

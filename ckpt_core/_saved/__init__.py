@@ -7,7 +7,6 @@ from ckpt_core._saved.checkpoint import ExtentItem as ExtentItem
 from ckpt_core._saved.checkpoint import NativeCheckpoint as NativeCheckpoint
 from ckpt_core._saved.checkpoint import NativeItem as NativeItem
 from ckpt_core._saved.checkpoint import OrbaxItem as OrbaxItem
-from ckpt_core._saved.checkpoint import Recipe as Recipe
 from ckpt_core._saved.checkpoint import Replaced as Replaced
 from ckpt_core._saved.checkpoint import SavedItem as SavedItem
 from ckpt_core._saved.checkpoint import naming as naming

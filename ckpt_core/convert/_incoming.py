@@ -13,7 +13,7 @@ from ckpt_core import _adapters
 from ckpt_core._directory import resolve
 from ckpt_core._errors import CheckpointError, CheckpointNotFound, Mismatch, StructureMismatch
 from ckpt_core._format.rules import Rule, bind, rules_from
-from ckpt_core._layout.regions import region_slices
+from ckpt_core._layout.regions import region_slices, whole
 from ckpt_core._load.derived import under_rules
 from ckpt_core._operation import Operation
 from ckpt_core._options import MIB, Options, checked_options
@@ -201,12 +201,12 @@ def _put_together(slot: Slot) -> Array:
     """What a rule makes of arrays; one row of them is in memory beside the result."""
     recipe, slots = slot.place
     made: Array = np.empty(slot.spec.shape, slot.spec.numpy_dtype)
-    values = arrays_of(slots)
-    for index, row in recipe.rows:
-        tensors = [next(values) for _ in row]
-        made[(*index, ...)] = recipe.joined(
-            [one[(*region_slices(recipe.region(one.shape)), ...)] for one in tensors]
-        )
+    leaves = [part.leaf for _, row in recipe.rows for part in row]
+    takes = list(recipe.takes(whole(made.shape), made))
+    for leaf, array in zip(leaves, arrays_of(slots), strict=True):
+        for part, view in takes:
+            if part.leaf == leaf:
+                view[...] = array[(*region_slices(part.region), ...)]
     return made
 
 
@@ -224,7 +224,7 @@ def _ruled(leaves: _Leaves, rules: Sequence[Rule], target: FlatTree | None, wher
     arrays = _by_name([one for one in leaves if isinstance(one[1], Slot)], where)
     slots: list[Slot] = [slot for _, slot in arrays.values()]
     names, specs = [(name,) for name in arrays], [slot.spec for slot in slots]
-    base = ExtentItem("state", "tree", paths=names, specs=specs)
+    base = ExtentItem("state", "tree", paths=names, specs=specs, shardings=[None] * len(names))
     if target is None:
         results = [path for bound in bind(rules, arrays)[0] for path in bound.results]
         paths: list[Path] = [tuple(path.split("/")) for path in results]
@@ -232,16 +232,17 @@ def _ruled(leaves: _Leaves, rules: Sequence[Rule], target: FlatTree | None, wher
     else:
         paths = list(target.paths)
         wanted = [describe(leaf, path) for path, leaf in zip(paths, target.leaves, strict=True)]
-    derived = under_rules(where, base, rules, paths, wanted)
+    derived, problems = under_rules(base, rules, paths, wanted)
+    if problems:
+        raise StructureMismatch(problems, where=where)
+    left = set(bind(rules, arrays)[1])
     found: _Leaves = [(path, leaf) for path, leaf in leaves if not isinstance(leaf, Slot)]
     for path, spec, recipe in zip(derived.paths, derived.specs, derived.recipes, strict=True):
-        name = str(path[0])
-        parts = [slots[leaf] for _, row in recipe.rows for leaf in row]
-        if name in arrays and parts == [arrays[name][1]]:
+        parts = [slots[part.leaf] for _, row in recipe.rows for part in row]
+        if (name := names[recipe.first][0]) in left:
             found.append(arrays[name])
         else:
-            kind = replace(spec, kind=parts[0].spec.kind)
-            found.append((tuple(name.split("/")), Slot(kind, _put_together, (recipe, parts))))
+            found.append((path, Slot(spec, _put_together, (recipe, parts))))
     return found
 
 

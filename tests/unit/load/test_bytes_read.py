@@ -115,6 +115,49 @@ def test_resharding_reads_everything_once(
     assert sum(counted) == ALL_BYTES
 
 
+@pytest.mark.parametrize(
+    ("index", "whole_chunk", "small_chunks"),
+    [
+        # a block has 256 rows, a small chunk has 64
+        (np.s_[:10], BLOCK_BYTES, MIB),
+        (np.s_[-1], BLOCK_BYTES, MIB),
+        (np.s_[60:70, 5], BLOCK_BYTES, 2 * MIB),
+        (np.s_[::300], ALL_BYTES, 2 * MIB),  # what lies between is as much as a block
+        (np.s_[:, ::2], ALL_BYTES, ALL_BYTES),
+        (np.s_[5:5], 0, 0),
+    ],
+    ids=str,
+)
+def test_a_part_reads_the_blocks_that_hold_it(
+    tmp_path, counted, values, index, whole_chunk, small_chunks
+):
+    for chunk_bytes, read_bytes in ((64 * MIB, whole_chunk), (MIB, small_chunks)):
+        path = tmp_path / str(chunk_bytes)
+        ckpt.save(path, {"w": values, "v": values}, options=Options(chunk_bytes=chunk_bytes))
+        counted.clear()
+        found = ckpt.load(path, select={"w": index}, only="w")["w"]
+        assert_same(found, values[index].copy())
+        assert sum(counted) == read_bytes, chunk_bytes
+
+
+@pytest.mark.parametrize("stack_axis", [0, 1])
+def test_rules_read_each_block_once(tmp_path, counted, values, stack_axis):
+    """In whichever batch of 128 MiB, here of 1 MiB, a layer of the stack comes."""
+    stacked = values.reshape((16, 32, COLUMNS) if stack_axis == 0 else (32, 16, COLUMNS))
+    small = Options(max_host_bytes=MIB)
+    ckpt.save(tmp_path / "a", {"w": stacked})
+    counted.clear()
+    like: Any = {"w": [np.zeros((32, COLUMNS), np.float32) for _ in range(16)]}
+    rules = [ckpt.Rule("w", "w/{n}", stack="n", stack_axis=stack_axis)]
+    listed = ckpt.load(tmp_path / "a", like, rules=rules, options=small)
+    assert sum(counted) == ALL_BYTES
+    ckpt.save(tmp_path / "b", listed)
+    counted.clear()
+    back = [ckpt.Rule("w/{n}", "w", stack="n", stack_axis=stack_axis)]
+    assert_same(ckpt.load(tmp_path / "b", {"w": stacked}, rules=back)["w"], stacked)
+    assert sum(counted) == ALL_BYTES
+
+
 def test_a_compressed_chunk_is_decoded_once(tmp_path, values, devices, monkeypatch):
     decoded: list[str] = []
     decode = (extents, "decode_chunk")
