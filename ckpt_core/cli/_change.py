@@ -1,10 +1,11 @@
-"""``ckpt cp``, ``rm`` and ``gc``: what changes a directory of steps."""
+"""``ckpt cp``, ``rm``, ``save-now`` and ``gc``: what changes a directory of steps."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Sequence
 
 import typer
@@ -14,6 +15,7 @@ from ckpt_core._directory import (
     SIGNS,
     Backend,
     StepNames,
+    is_locked,
     is_meant,
     read_run_metadata,
     resolve,
@@ -21,7 +23,15 @@ from ckpt_core._directory import (
     write_run_metadata,
 )
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
-from ckpt_core._run.steps import Steps, note_deleted, refuse_no_directory
+from ckpt_core._format.untrusted import SHORT_BYTES
+from ckpt_core._run.lease import OWNER_FILE
+from ckpt_core._run.save_now import SAVE_NOW_FILE, request
+from ckpt_core._run.steps import (
+    Steps,
+    note_deleted,
+    refuse_no_directory,
+    refuse_one_checkpoint,
+)
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import inspect
 from ckpt_core.cli._steps import RETIRED, is_run, of_steps, retire, steps_in
@@ -199,6 +209,35 @@ def agreed(what: str) -> bool:
     if not sys.stdin.isatty():
         raise CheckpointError("nobody is there to be asked whether to delete: say --yes")
     return typer.confirm(f"Delete {what}?")
+
+
+def save_now(directory: str, *, wait_secs: float, as_json: bool) -> int:
+    """Asks the job that saves in a directory for its next step, and waits for it; returns 1 if that takes longer."""
+    path, local = resolve(directory)
+    refuse_no_directory(path, local)
+    backend, run = backend_of(local), steps_in(path)
+    refuse_one_checkpoint(backend, path, local)
+    asked, is_new = request(backend, path)
+    if not as_json:
+        say(f"{path} {'is' if is_new else 'was'} asked to save its next step")
+        if local and not is_locked(f"{path}/{OWNER_FILE}"):
+            say("nobody on this machine writes there now; the next start will save one")
+    deadline, step = time.monotonic() + wait_secs, None
+    waits = there = True
+    while waits and there:
+        left_secs = deadline - time.monotonic()
+        waits = left_secs > 0
+        time.sleep(max(0.0, min(left_secs, 1.0)))
+        there = backend.read(path, SAVE_NOW_FILE, SHORT_BYTES) == asked
+    if not there:
+        step = run.latest()
+    if as_json:
+        print_json({"directory": path, "new": is_new, "saved": not there, "newest_step": step})
+    elif not there:
+        say(f"it is saved; the newest step is {step}")
+    elif wait_secs:
+        say(f"it was not saved within {wait_secs:g} s, and is asked for until somebody saves it")
+    return 1 if there and wait_secs else 0
 
 
 def collect_garbage(directory: str, *, dry_run: bool, as_json: bool) -> int:
