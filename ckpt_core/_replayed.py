@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
@@ -98,6 +99,7 @@ class Replayed(Generic[T]):
         self._at = _Position()
         self._stream: Iterator[T] | None = None  # the one that was made last
         self._moved = False  # whether it stands at the position
+        self._turn = threading.RLock()  # one thread at a time takes a batch
         self._said_left_out = False
         self.skip_secs = 0.0
 
@@ -117,21 +119,21 @@ class Replayed(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        at = self._at
-        if at.ended:
-            raise StopIteration
-        stream = self._stream
-        if stream is None or not self._moved:
-            self._stream = stream = self._stream_at(at, at.digest())
-        self._moved = False  # until it is known what becomes of this call
-        try:
-            batch = next(stream)
-        except StopIteration:
-            self._at = _Position(at.epoch + 1, ended=True)
-            raise
-        self._at = self._after(at, batch)
-        self._moved = True
-        return batch
+        with self._turn:
+            at = self._at
+            if at.ended:
+                raise StopIteration
+            if self._stream is None or not self._moved:
+                self._stream = self._stream_at(at, at.digest())
+            self._moved = False  # until it is known what becomes of this call
+            try:
+                batch = next(self._stream)
+            except StopIteration:
+                self._at = _Position(at.epoch + 1, ended=True)
+                raise
+            self._at = self._after(at, batch)
+            self._moved = True
+            return batch
 
     def get_state(self) -> dict[str, Any]:
         """The position, as plain values."""
@@ -147,9 +149,10 @@ class Replayed(Generic[T]):
         except (KeyError, TypeError, ValueError):
             saved = Mismatch("(root)", "kind", an(state), "the position of a ckpt.Replayed")
             raise StructureMismatch([saved], where="the stream of batches") from None
-        if batches:
-            self._stream = self._stream_at(at, crc)
-        self._at, self._moved = at, batches > 0
+        with self._turn:
+            if batches:
+                self._stream = self._stream_at(at, crc)
+            self._at, self._moved = at, batches > 0
 
     def _stream_at(self, at: _Position, digest: int) -> Iterator[T]:
         """A new stream, from which as many batches were taken; raises StructureMismatch if the last is not that of the digest."""

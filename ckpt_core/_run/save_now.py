@@ -74,8 +74,10 @@ class SaveNow:
             self._thread.start()
         self._thread.join(_WAIT_SECS)
         found, granted = self._found, self.granted
-        on_its_way = granted is not None and granted[0] == found and self.slot.running
-        if found is None or found == self._done or on_its_way:
+        # a second save would be one too many; with on_pending="fail" it would stop the job
+        fails = self.directory.options.on_pending == "fail"
+        busy = self.slot.running and (fails or (granted is not None and granted[0] == found))
+        if found is None or found == self._done or busy:
             return False, due
         self.granted = found, step
         logger.info("%s: step %d is saved, as `ckpt save-now` asks", self.directory.path, step)

@@ -26,12 +26,7 @@ from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotF
 from ckpt_core._format.untrusted import SHORT_BYTES
 from ckpt_core._run.lease import OWNER_FILE
 from ckpt_core._run.save_now import SAVE_NOW_FILE, request
-from ckpt_core._run.steps import (
-    Steps,
-    note_deleted,
-    refuse_no_directory,
-    refuse_one_checkpoint,
-)
+from ckpt_core._run.steps import Steps, note_deleted, refuse_no_directory, refuse_one_checkpoint
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import inspect
 from ckpt_core.cli._steps import RETIRED, is_run, of_steps, retire, steps_in
@@ -215,22 +210,18 @@ def save_now(directory: str, *, wait_secs: float, as_json: bool) -> int:
     """Asks the job that saves in a directory for its next step, and waits for it; returns 1 if that takes longer."""
     path, local = resolve(directory)
     refuse_no_directory(path, local)
-    backend, run = backend_of(local), steps_in(path)
+    backend, deadline = backend_of(local), time.monotonic() + wait_secs
     refuse_one_checkpoint(backend, path, local)
     asked, is_new = request(backend, path)
     if not as_json:
         say(f"{path} {'is' if is_new else 'was'} asked to save its next step")
         if local and not is_locked(f"{path}/{OWNER_FILE}"):
             say("nobody on this machine writes there now; the next start will save one")
-    deadline, step = time.monotonic() + wait_secs, None
-    waits = there = True
-    while waits and there:
-        left_secs = deadline - time.monotonic()
-        waits = left_secs > 0
-        time.sleep(max(0.0, min(left_secs, 1.0)))
-        there = backend.read(path, SAVE_NOW_FILE, SHORT_BYTES) == asked
-    if not there:
-        step = run.latest()
+    while there := backend.read(path, SAVE_NOW_FILE, SHORT_BYTES) == asked:
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(min(wait_secs, 1.0))
+    step = None if there else steps_in(path).latest()
     if as_json:
         print_json({"directory": path, "new": is_new, "saved": not there, "newest_step": step})
     elif not there:

@@ -233,6 +233,21 @@ def test_threads_that_run_ahead_inside_of_it(tmp_path):
     assert next(again)["place"] == 2
 
 
+def test_threads_take_turns():
+    data, found = ckpt.Replayed(lambda: make_batches(length=400)), list[int]()
+
+    def take() -> None:
+        while batch := next(data, None):
+            found.append(batch["place"])
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(found) == [*range(400)]
+
+
 PROCESSES = """
 def make():
     return (put(np.full(4, place)) if place % 2 else np.array([index, place]) for place in range(9))
