@@ -8,34 +8,22 @@ The file goes once that step is committed. What a killed job leaves is answered 
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from dataclasses import dataclass
 
-from ckpt_core._directory import Backend
 from ckpt_core._errors import CheckpointError
 from ckpt_core._format.untrusted import SHORT_BYTES
 from ckpt_core._operation import logger
 from ckpt_core._run.in_flight import SaveSlot
-from ckpt_core._run.steps import RunDirectory
+from ckpt_core._run.steps import SAVE_NOW_FILE, RunDirectory
 
-SAVE_NOW_FILE = ".ckpt-save-now"
 LOOK_SECS, STORE_LOOK_SECS = 5.0, 30.0
 """Between two looks in a file system, and in an object store, where each is a request."""
 _MOST_STEPS = 100
 """Between two looks of several processes: after fast steps may come slow ones."""
 _WAIT_SECS = 0.2
 """Training waits no longer for a look: a directory that hangs must not stop it."""
-
-
-def request(backend: Backend, directory: str) -> tuple[bytes, bool]:
-    """Puts a request into the directory of a run, unless there is one; gives its content, and whether it is new."""
-    if (there := backend.read(directory, SAVE_NOW_FILE, SHORT_BYTES)) is not None:
-        return there, False
-    data = secrets.token_hex(16).encode()
-    backend.put(directory, SAVE_NOW_FILE, data)
-    return data, True
 
 
 @dataclass(eq=False)

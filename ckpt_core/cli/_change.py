@@ -24,12 +24,17 @@ from ckpt_core._directory import (
 )
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from ckpt_core._format.untrusted import SHORT_BYTES
-from ckpt_core._run.lease import OWNER_FILE
-from ckpt_core._run.save_now import SAVE_NOW_FILE, request
-from ckpt_core._run.steps import Steps, note_deleted, refuse_no_directory, refuse_one_checkpoint
+from ckpt_core._run.steps import (
+    SAVE_NOW_FILE,
+    Steps,
+    note_deleted,
+    refuse_no_directory,
+    refuse_one_checkpoint,
+    request_save,
+)
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import inspect
-from ckpt_core.cli._steps import RETIRED, is_run, of_steps, retire, steps_in
+from ckpt_core.cli._steps import OWNER_FILE, RETIRED, is_run, of_steps, retire, steps_in
 from ckpt_core.cli._text import counted, print_json, say, size, when
 
 _OF_ONE = ("ckpt.json", "_CHECKPOINT_METADATA")
@@ -212,7 +217,7 @@ def save_now(directory: str, *, wait_secs: float, as_json: bool) -> int:
     refuse_no_directory(path, local)
     backend, deadline = backend_of(local), time.monotonic() + wait_secs
     refuse_one_checkpoint(backend, path, local)
-    asked, is_new = request(backend, path)
+    asked, is_new = request_save(backend, path)
     if not as_json:
         say(f"{path} {'is' if is_new else 'was'} asked to save its next step")
         if local and not is_locked(f"{path}/{OWNER_FILE}"):
