@@ -50,7 +50,7 @@ class SaveDecision:
             asked.step = step if asked.step == step else None
             now = step if self._processes.count > 1 else time.monotonic()
             if now >= asked.due or step < asked.last:
-                asked.look(step)
+                asked.look_for_request(step)
             asked.last = step
         # A listing that fails in one process must not keep that one out of a call that the others make.
         if self._newest == _NOT_LOOKED and not self._agree and not self._by_step:

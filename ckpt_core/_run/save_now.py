@@ -41,14 +41,17 @@ class SaveNow:
     granted: tuple[bytes, int] | None = None  # a request, and the step that is saved for it
     _done: bytes | None = None  # its step is committed
 
-    def look(self, step: int) -> None:
+    def look_for_request(self, step: int) -> None:
         """Looks for a request, which this step is then saved for; all processes must call it at the same step."""
-        timeout_secs = self.directory.options.timeout_secs
-        together = self.directory.processes.round("look for a request to save now", timeout_secs)
-        found, self.due = together.first(lambda: self._look(step))
+        processes, timeout_secs = self.directory.processes, self.directory.options.timeout_secs
+        if processes.count == 1:
+            found, self.due = self._look_for_request(step)
+        else:
+            together = processes.round("look for a request to save now", timeout_secs)
+            found, self.due = together.first(lambda: self._look_for_request(step))
         self.step = step if found else None
 
-    def _look(self, step: int) -> tuple[bool, float]:
+    def _look_for_request(self, step: int) -> tuple[bool, float]:
         """On process 0: whether this step is saved for a request, and when to look again."""
         (last, looked), now = self._looked, time.monotonic()
         self._looked = step, now
