@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from ckpt_core._load import restore as restore
     from ckpt_core._operation import Event as Event
     from ckpt_core._options import Options as Options
+    from ckpt_core._replayed import Replayed as Replayed
     from ckpt_core._results import CheckpointInfo as CheckpointInfo
     from ckpt_core._results import ItemInfo as ItemInfo
     from ckpt_core._results import LeafInfo as LeafInfo
@@ -82,6 +83,7 @@ _HOMES = {
     "_load": ("load", "load_async", "restore"),
     "_operation": ("Event",),
     "_options": ("Options",),
+    "_replayed": ("Replayed",),
     "_results": (
         *("CheckpointInfo", "ItemInfo", "LeafInfo", "Problem"),
         *("Restored", "RestoredStep", "RestoreReport", "VerifyReport"),

@@ -78,7 +78,7 @@ def run(opening: Opening, request: Request, step: int | None = None) -> Loaded:
                     if operation.listener is not None:
                         operation.total_bytes = _bytes_of(plans)
                     if in_place is not None:
-                        in_place.begin(plans)
+                        in_place.begin(plans, operation)
                     how = request, context, operation, reading, in_place
                     leaves = [_read(checkpoint, plan, *how) for plan in plans]
                     if checkpoint.shared or any(plan.item.shared for plan in plans):

@@ -140,7 +140,7 @@ class Checkpointer:
         items: Mapping[str, Any] | None = None,
         **named: Any,
     ) -> bool:
-        """Saves a step if the policy wants it; True if a save was started (asynchronous) or done.
+        """Saves a step if the policy, or ``ckpt save-now``, wants it; True if a save was started (asynchronous) or done.
 
         Returns False if the policy declines, or if this Checkpointer already saved or restored the step, so an
         extra save after the training loop does no harm; with ``force=True``, if the persistent directory has it,

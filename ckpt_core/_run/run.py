@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -36,6 +37,7 @@ from ckpt_core._run.policies import keep, when
 from ckpt_core._run.preemption import Preemption
 from ckpt_core._run.retention import Retention
 from ckpt_core._run.run_file import parse_run_file
+from ckpt_core._run.save_now import LOOK_SECS, STORE_LOOK_SECS, SaveNow
 from ckpt_core._run.steps import Following, RunDirectory
 from ckpt_core._run.tiers import LocalTier, StepToSave, Tiers, open_local
 from ckpt_core._run.unread import UnreadValues
@@ -73,7 +75,11 @@ class Run:
         listening = save_policy if persist is None else when.any_of(save_policy, persist)
         self.preemption = Preemption(processes, listening, options)
         asked = processes, self.preemption, options.timeout_secs
-        self.decision = SaveDecision(save_policy, self.tiers.latest, *asked)
+        # the opening counts as a look; several processes go by steps, and take up their pace from here
+        first_look = time.monotonic() + (LOOK_SECS if directory.local else STORE_LOOK_SECS)
+        due = first_look if processes.count == 1 else 10
+        self._save_now = SaveNow(directory, self._persistent, due)
+        self.decision = SaveDecision(save_policy, self.tiers.latest, *asked, self._save_now)
         self._persist_decision = (
             None if persist is None else SaveDecision(persist, directory.steps.latest, *asked)
         )
@@ -166,6 +172,7 @@ class Run:
         """Whether this save also goes to the persistent directory; all processes must call it."""
         # After a stop signal the host and its local disk may be gone before the next run starts.
         last = self.preemption.wants(step) or self.preemption.will_stop
+        last = last or self._save_now.step == step  # somebody wants to take it away
         asked = self._persist_decision
         return (asked is None or asked.wants(step, self._persistent.running)) or last
 
@@ -355,6 +362,8 @@ class Run:
             contents.release()
         self._outcomes.append(lambda trail: history.saved(trail, identity, changes))
         if self._processes.index == 0:
+            if self._save_now.granted:
+                self._save_now.committed(identity.step)
             self.disk.committed(history.saved(trail, identity, changes), identity.step, changes)
 
     def restore_latest(

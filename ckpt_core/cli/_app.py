@@ -123,6 +123,20 @@ def remove(
     return _change.remove(paths, steps=steps or [], prefix=prefix, yes=yes)
 
 
+@app.command("save-now")
+def save_now(
+    directory: Run,
+    wait: Annotated[
+        float, typer.Option(min=0, metavar="SECS", help="Wait so long for the step to be saved.")
+    ] = 0,
+    as_json: Json = False,
+) -> int:
+    """Ask a running job to save its next step, without stopping it. The exit code is 1 if the wait ends before."""
+    from ckpt_core.cli import _change
+
+    return _change.save_now(directory, wait_secs=wait, as_json=as_json)
+
+
 @app.command("gc")
 def collect_garbage(
     directory: Run,

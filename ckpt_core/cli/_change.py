@@ -1,4 +1,4 @@
-"""``ckpt cp``, ``rm`` and ``gc``, which change a directory of steps; and what runs have in a fast directory of this host."""
+"""``ckpt cp``, ``rm``, ``save-now`` and ``gc``, which change a directory of steps; and what runs have in a fast directory of this host."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import shlex
 import sys
+import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -18,6 +19,7 @@ from ckpt_core._directory import (
     Attempt,
     Backend,
     StepNames,
+    is_locked,
     is_meant,
     kind_at,
     read_run_metadata,
@@ -28,14 +30,22 @@ from ckpt_core._directory import (
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from ckpt_core._format.packed import pack
 from ckpt_core._format.record import RECORD_FILE, dump_record
-from ckpt_core._run.steps import Steps, note_deleted, refuse_no_directory
+from ckpt_core._format.untrusted import SHORT_BYTES
+from ckpt_core._run.steps import (
+    SAVE_NOW_FILE,
+    Steps,
+    note_deleted,
+    refuse_no_directory,
+    refuse_one_checkpoint,
+    request_save,
+)
 from ckpt_core._run.tiers.ended import LocalRun, remove_run, runs_in
 from ckpt_core._run.tiers.folders import local_root
 from ckpt_core._saved import NativeCheckpoint, open_checkpoint
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import inspect, verify
 from ckpt_core.cli._shared import console, counted, one_line, print_json, say, size, table, when
-from ckpt_core.cli._steps import RETIRED, is_run, of_steps, retire, steps_in
+from ckpt_core.cli._steps import OWNER_FILE, RETIRED, is_run, of_steps, retire, steps_in
 
 _OF_ONE = ("ckpt.json", "_CHECKPOINT_METADATA")
 """Of ``SIGNS``, those that the items of a checkpoint do not have."""
@@ -207,6 +217,31 @@ def agreed(what: str) -> bool:
     if not sys.stdin.isatty():
         raise CheckpointError("nobody is there to be asked whether to delete: say --yes")
     return typer.confirm(f"Delete {what}?")
+
+
+def save_now(directory: str, *, wait_secs: float, as_json: bool) -> int:
+    """Asks the job that saves in a directory for its next step, and waits for it; returns 1 if that takes longer."""
+    path, local = resolve(directory)
+    refuse_no_directory(path, local)
+    backend, deadline = backend_of(local), time.monotonic() + wait_secs
+    refuse_one_checkpoint(backend, path, local)
+    asked, is_new = request_save(backend, path)
+    if not as_json:
+        say(f"{path} {'is' if is_new else 'was'} asked to save its next step")
+        if local and not is_locked(f"{path}/{OWNER_FILE}"):
+            say("nobody on this machine writes there now; the next start will save one")
+    while there := backend.read(path, SAVE_NOW_FILE, SHORT_BYTES) == asked:
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(min(wait_secs, 1.0))
+    step = None if there else steps_in(path).latest()
+    if as_json:
+        print_json({"directory": path, "new": is_new, "saved": not there, "newest_step": step})
+    elif not there:
+        say(f"it is saved; the newest step is {step}")
+    elif wait_secs:
+        say(f"it was not saved within {wait_secs:g} s, and is asked for until somebody saves it")
+    return 1 if there and wait_secs else 0
 
 
 def collect_garbage(directory: str, *, dry_run: bool, as_json: bool) -> int:

@@ -32,7 +32,7 @@ LAYERS: list[tuple[str, set[str]]] = [
     ("3 a checkpoint, its metadata read", {"_saved"}),
     ("3 stored arrays into memory", {"_read"}),
     ("3 the spines", {"_load", "_save"}),
-    ("3 beside the spines", {"_verify"}),
+    ("3 beside the spines", {"_replayed", "_verify"}),
     ("4 what a directory of steps is made of", {"_run.in_flight", "_run.lease", "_run.steps"}),
     ("4 the tiers of a directory of steps", {"_run.tiers"}),
     ("4 a directory of steps", {"_run"}),

@@ -15,6 +15,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from ckpt_core._directory import (
@@ -32,7 +33,7 @@ from ckpt_core._errors import CheckpointError, CheckpointNotFound
 from ckpt_core._exchange import Key
 from ckpt_core._format.part import Part, contains
 from ckpt_core._format.record import RECORD_FILE
-from ckpt_core._operation import logger
+from ckpt_core._operation import Event, logger, tell
 from ckpt_core._run.lease import OWNER_FILE, Lease, is_abandoned
 from ckpt_core._run.run_file import RunFile
 from ckpt_core._run.steps import RunDirectory, Steps
@@ -374,14 +375,18 @@ class Folders:
             for path in (f"{steps.directory}/{name}" for name in names):
                 if not unwanted(step, path):
                     continue
+                event = Event(kind="deleted", path=path, step=step)
                 try:
                     self.backend.delete(path)
                 except FileNotFoundError:
-                    pass  # another process of this host deletes it, too
+                    continue  # another process of this host deletes it, too
                 except BlockingIOError:
                     logger.info("%s is being read, and stays for now", path)
+                    continue
                 except OSError as error:
                     logger.warning("could not delete %s: %s", path, error)
+                    event = replace(event, kind="delete_failed", error=error)
+                tell(event, self._options.on_event)
 
     def discard_leftovers(self, *, of_others: bool) -> None:
         """Deletes the folders that dead processes of this run left beside this one, if others ran on this host before. Live
