@@ -1,4 +1,4 @@
-"""Loads of what is not there, not whole, or on a disk that fails: one clear exception each, nothing changed."""
+"""Loads of what is not there, not whole, flipped in one bit, or on a disk that fails: one clear exception each, nothing changed."""
 
 import errno
 import os
@@ -139,3 +139,29 @@ def test_reading_a_directory_that_does_not_exist(tmp_path):
         assert list(checkpointer.all_steps()) == []
         with pytest.raises(ckpt.CheckpointNotFound):
             checkpointer.load(3)
+
+
+STATE = {"small": np.full(3000, 1.5), "large": np.full(2**20, 2.5)}
+
+
+@pytest.mark.parametrize("where", ["small", "large", "state/checksums/process_0"])
+def test_no_load_takes_it(tmp_path, where):
+    ckpt.save(tmp_path, STATE, overwrite=True)
+    values = STATE[where].tobytes() if where in STATE else b""
+    files = tmp_path.rglob("d/*") if values else [tmp_path / where]
+    (file,) = (file for file in files if values in file.read_bytes())
+    data = bytearray(file.read_bytes())
+    data[data.index(values) + 77] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(ckpt.CheckpointCorrupt) as caught:
+        ckpt.load(tmp_path)
+    assert where in (caught.value.leaf, caught.value.file)
+
+
+def test_verify_finds_it_in_what_no_load_reads(tmp_path):
+    ckpt.save(tmp_path, STATE, overwrite=True)
+    file = tmp_path / "state" / "_METADATA"
+    data = bytearray(file.read_bytes())
+    data[77] ^= 1
+    file.write_bytes(data)
+    assert [problem.file for problem in ckpt.verify(tmp_path).problems] == ["state/_METADATA"]

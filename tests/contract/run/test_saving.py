@@ -111,6 +111,21 @@ def test_a_failed_save_ends_the_with_block(local, monkeypatch):
     assert "step 0" in caught.value.__notes__[0]
 
 
+def _fail_twice(place: Place) -> None:
+    with open_at(place) as checkpointer:
+        checkpointer.save(0, state(0))
+        raise KeyError("of the loop")
+
+
+def test_a_failure_masks_no_other_one(local, monkeypatch):
+    seams.at(monkeypatch, "commit", before=seams.fail(), nth=1)
+    with pytest.raises(KeyError) as caught:
+        _fail_twice(local)
+    (note,) = caught.value.__notes__
+    assert "No space left" in note and local.url in note
+    assert local.entries() == []
+
+
 def test_a_failed_step_can_be_saved_again(local, monkeypatch, asynchronous):
     with open_at(local, asynchronous=asynchronous) as checkpointer:
         seams.at(monkeypatch, "commit", before=_fail)
