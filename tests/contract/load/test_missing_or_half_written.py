@@ -20,11 +20,13 @@ from tests.support.unchanged import (
 )
 
 
-def test_missing_path(tmp_path):
+@pytest.mark.parametrize("name", ["no/where", "empty"])
+def test_missing_path(tmp_path, name):
+    (tmp_path / "empty").mkdir()
     with unchanged(tmp_path), pytest.raises(ckpt.CheckpointNotFound) as caught:
-        ckpt.load(tmp_path / "no" / "where")
+        ckpt.load(tmp_path / name)
     assert isinstance(caught.value, FileNotFoundError)
-    assert str(tmp_path / "no" / "where") in str(caught.value)
+    assert str(tmp_path / name) in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -51,12 +53,6 @@ def test_missing_item_names_those_that_exist(tmp_path):
         assert "modle" in str(caught.value)
         assert "model" in str(caught.value).replace("modle", "")
         assert "optimizer" in str(caught.value)
-
-
-def test_an_empty_directory_is_no_checkpoint(tmp_path):
-    (tmp_path / "c").mkdir()
-    with unchanged(tmp_path), pytest.raises(ckpt.CheckpointNotFound):
-        ckpt.load(tmp_path / "c")
 
 
 def remove(path):
