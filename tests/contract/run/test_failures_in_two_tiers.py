@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import threading
 import time
@@ -259,6 +261,25 @@ def test_a_refused_delete_changes_nothing(run: Run) -> None:
         ckpt.save(run.persistent / "200", {"n": 200}, options=ckpt.Options(durable=False))
         save(checkpointer, 101, 101)
         assert checkpointer.all_steps() == [100, 101, 200]
+
+
+# ---- being asked to stop -------------------------------------------------------------------------
+
+
+def test_the_example_of_the_guide_with_two_tiers(run: Run) -> None:
+    """A signal between the save and the question whether to stop."""
+    policy = ckpt.when.every_steps(2) | ckpt.when.preempted()
+    with run.start(save_policy=policy, asynchronous=True) as checkpointer:
+        assert not checkpointer.should_stop
+        for step in range(100, 110):
+            checkpointer.save(step, {"n": step})
+            if step == 104:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if checkpointer.should_stop:
+                assert checkpointer.save(step, {"n": step}, force=True)
+                break
+    shutil.rmtree(run.local)
+    assert run.persistent_values() == {100: 100, 104: 104}
 
 
 # ---- interrupted, and failed in one tier -----------------------------------------------------------
