@@ -57,9 +57,12 @@ def steps(directory: Any) -> list[int]:
 
 @pytest.mark.parametrize("action", ["call", "build", "callback"])
 def test_a_model_that_is_not_built(tmp_path: Path, action: str):
-    model = keras.Sequential([keras.layers.Dense(2)])
-    with told("call it on a batch or build(input_shape), or let Orbax"):
+    model = keras.Sequential([keras.layers.Dense(2)], name="nothing_yet")
+    with told(
+        "call it on a batch or build(input_shape), or let Orbax", of=ckpt.CheckpointError
+    ) as said:
         ckpt.save(tmp_path / "a", model=model, options=FAST)
+    assert "not built" in said.after("nothing_yet")
     if action == "callback":
         trained = fit(tmp_path / "run")
         assert (

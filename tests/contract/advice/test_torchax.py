@@ -124,29 +124,6 @@ def test_entries_that_are_not_the_modules(tmp_path: Path):
     assert torch.equal(again.weight, module.weight)
 
 
-def test_tied_and_separate(tmp_path: Path):
-    class Two(nn.Module):
-        def __init__(self, tied: bool):
-            super().__init__()
-            self.a, self.b = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
-            if tied:
-                self.tie()
-
-        def tie(self) -> None:
-            self.b.weight = self.a.weight
-
-    model = Two(tied=True)
-    save(tmp_path / "a", model=model)
-    again = Two(tied=False)
-    key = "tie them again after .to('jax'), which unties them"
-    with pytest.warns(UserWarning, match="tie them again after") as caught:
-        ckpt.restore(tmp_path / "a", model=again)
-    assert key in str(caught[0].message)
-    again.tie()
-    ckpt.restore(tmp_path / "a", model=again)
-    assert again.a.weight is again.b.weight and torch.equal(again.a.weight, model.a.weight)
-
-
 def test_another_optimizer(tmp_path: Path):
     model = linear()
     optimizer = torch.optim.Adam(model.parameters())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -159,94 +160,64 @@ def stack(kind: str, count: int) -> Any:
 
 # ---------------------------------------------------------------------------------------- tables
 
+
+def adafactors(*names: str | None) -> Any:
+    return towers(*names, optimizer="adafactor")
+
+
 SWAPPED = (2, 3, 0, 1)
+THERE = ("user", "item")
 RESTORED: dict[str, tuple[Make, Make, Make | None, Sequence[int] | None]] = {
     # the saved model, the other one, what moves Keras' counters before it, the weights' new places
     "another name of the model": (
-        lambda: chain("a", "b", name="first", optimizer="adam"),
-        lambda: chain("a", "b", name="second", optimizer="adam"),
-        None,
-        None,
+        *(partial(chain, "a", "b", name=name, optimizer="adam") for name in ("first", "second")),
+        *(None, None),
     ),
-    "shared layer": (lambda: sharing(True), lambda: sharing(True), None, None),
+    "shared layer": (*[partial(sharing, True)] * 2, None, None),
     "seed generators": (
-        lambda: dropouts(0.1, 0.2, 0.3),
-        lambda: dropouts(0.1, 0.2, 0.3),
-        lambda: layers.Dropout(0.1),
+        *[partial(dropouts, 0.1, 0.2, 0.3)] * 2,
+        partial(layers.Dropout, 0.1),
         None,
     ),
     "several optimizers": (
-        lambda: several_optimizers("user", "item"),
-        lambda: several_optimizers("user", "item"),
-        keras.optimizers.Lion,
-        None,
+        *[partial(several_optimizers, *THERE)] * 2,
+        *(keras.optimizers.Lion, None),
     ),
 }
-REFUSED: dict[str, tuple[Make, Make, str]] = {
-    "a name in the middle": (
-        lambda: chain("a", "b", "c"),
-        lambda: chain("a", "x", "b"),
-        "x/kernel",
-    ),
-    "another layer": (lambda: chain("a", "b"), lambda: chain("a", "c"), "c/kernel"),
-    "as many in other models": (lambda: two_models(2, 1), lambda: two_models(1, 2), "kernel"),
-    "shared, and two of their own": (lambda: sharing(True), lambda: sharing(False), "two/kernel"),
-    "fewer seeds": (lambda: dropouts(0.1, 0.2), lambda: dropouts(0.1), "seed_generator"),
-    "several optimizers": (
-        lambda: several_optimizers("user", "item"),
-        lambda: several_optimizers("user", "product"),
-        "product",
-    ),
-    "other roles": (
-        lambda: towers("user", "item"),
-        lambda: towers("product", "user"),
-        "item/kernel",
-    ),
-    "adafactor": (
-        lambda: towers("user", "item", optimizer="adafactor"),
-        lambda: towers("product", "user", optimizer="adafactor"),
-        "item/kernel",
-    ),
+REFUSED: dict[str, tuple[Callable[..., Any], Sequence[Any], Sequence[Any], str]] = {
+    # what makes both models, of what it makes the saved one and the other one, the message
+    "a name in the middle": (chain, "abc", "axb", "x/kernel"),
+    "another layer": (chain, "ab", "ac", "c/kernel"),
+    "as many in other models": (two_models, (2, 1), (1, 2), "kernel"),
+    "shared, and two of their own": (sharing, (True,), (False,), "two/kernel"),
+    "fewer seeds": (dropouts, (0.1, 0.2), (0.1,), "seed_generator"),
+    "several optimizers": (several_optimizers, THERE, ("user", "product"), "product"),
+    "other roles": (towers, THERE, ("product", "user"), "item/kernel"),
+    "adafactor": (adafactors, THERE, ("product", "user"), "item/kernel"),
 }
 for _kind in ("sequential", "functional"):
     REFUSED[f"another {_kind} model"] = (
-        lambda kind=_kind: nested(kind, "users", "items"),
-        lambda kind=_kind: nested(kind, "items", "products"),
+        partial(nested, _kind),
+        *(("users", "items"), ("items", "products")),
         "users|products|d/kernel|d_kernel",
     )
-    RESTORED[f"{_kind}, unnamed"] = (
-        lambda kind=_kind: nested(kind, None, None),
-        lambda kind=_kind: nested(kind, None, None),
-        lambda kind=_kind: nested(kind, None, None),
-        None,
-    )
+    RESTORED[f"{_kind}, unnamed"] = (*[partial(nested, _kind, None, None)] * 3, None)
     for _optimizer in ("adam", "adafactor"):
+        _make = partial(nested, _kind, optimizer=_optimizer)
         RESTORED[f"{_kind}, {_optimizer}"] = (
-            lambda kind=_kind, of=_optimizer: nested(kind, "users", "items", optimizer=of),
-            lambda kind=_kind, of=_optimizer: nested(kind, "items", "users", optimizer=of),
-            None,
-            SWAPPED,
+            *(partial(_make, "users", "items"), partial(_make, "items", "users")),
+            *(None, SWAPPED),
         )
 for _optimizer in ("adam", "adafactor", "nadam"):
+    _make = partial(towers, optimizer=_optimizer)
     RESTORED[f"towers, {_optimizer}"] = (
-        lambda of=_optimizer: towers("user", "item", optimizer=of),
-        lambda of=_optimizer: towers("item", "user", optimizer=of),
-        None,
-        SWAPPED,
+        *(partial(_make, "user", "item"), partial(_make, "item", "user")),
+        *(None, SWAPPED),
     )
 for _name in WRAPPED:
-    RESTORED[_name] = (
-        lambda kind=_name: stack(kind, 2),
-        lambda kind=_name: stack(kind, 2),
-        lambda kind=_name: stack(kind, 1),
-        None,
-    )
+    RESTORED[_name] = (*[partial(stack, _name, 2)] * 2, partial(stack, _name, 1), None)
     if _name != "dropout":
-        REFUSED[f"three for two: {_name}"] = (
-            lambda kind=_name: stack(kind, 2),
-            lambda kind=_name: stack(kind, 3),
-            "missing",
-        )
+        REFUSED[f"three for two: {_name}"] = (partial(stack, _name), (2,), (3,), "missing")
 
 
 @pytest.mark.parametrize("case", RESTORED)
@@ -273,9 +244,9 @@ def test_every_variable_is_found(tmp_path: Path, case: str) -> None:
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_other_names_are_never_paired(tmp_path: Path, case: str) -> None:
-    make, make_other, expected = REFUSED[case]
-    saved(tmp_path, make())
-    other = make_other()
+    make, ours, others, expected = REFUSED[case]
+    saved(tmp_path, make(*ours))
+    other = make(*others)
     before = km.values(other)
     with pytest.raises(ckpt.StructureMismatch, match=expected):
         ckpt_keras.restore(tmp_path / "run", other)

@@ -170,12 +170,6 @@ def test_uncompiled_model_has_weights_only(tmp_path):
     km.assert_same(before, km.values(compiled))
 
 
-def test_an_unbuilt_model_is_refused_by_name(tmp_path):
-    model = keras.Sequential([layers.Dense(2)], name="nothing_yet")
-    with pytest.raises(ckpt.CheckpointError, match=r"nothing_yet.*not built"):
-        ckpt.save(tmp_path / "step", model=model)
-
-
 @pytest.mark.parametrize("policy", ["mixed_float16", "bfloat16"])
 def test_precision_policies_come_back_bitwise(tmp_path, policy):
     before = keras.config.dtype_policy()

@@ -85,7 +85,8 @@ def test_a_part_of_a_tied_checkpoint(tmp_path: Path, plain: bool):
     before = values(other)
     ckpt.restore(tmp_path / "a", model=other, only="norm.*")
     assert values(other)["head.weight"].tolist() == before["head.weight"].tolist()
-    with pytest.warns(UserWarning, match="tied when saved"):
+    unties = r"tied when saved.*tie them again after \.to\('jax'\), which unties them"
+    with pytest.warns(UserWarning, match=unties):
         ckpt.restore(tmp_path / "a", model=other, only="embed.*")
     assert same(values(other), values(model))
 
@@ -208,11 +209,6 @@ def test_weights_may_be_donated_right_after_a_save(tmp_path: Path):
     assert model.head.weight.jax().is_deleted()
     saved = ckpt.load(tmp_path / "a", as_numpy=True)["model"]
     assert same({name: saved[name] for name in before}, before)
-
-    with pytest.raises(
-        ckpt.UnsupportedLeaf, match=r"embed\.weight: its array was donated.*weights"
-    ):
-        ckpt.save(tmp_path / "b", model=model)
     ckpt.save(tmp_path / "b", model={**weights, **dict(model.named_buffers())}, overwrite=True)
     ckpt.restore(tmp_path / "a", model=model)  # a dead module can be filled again
     assert same(values(model), before)
