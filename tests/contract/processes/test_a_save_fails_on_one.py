@@ -5,7 +5,7 @@ import os
 import pytest
 
 import ckpt_core as ckpt
-from tests.contract.faults.fixtures import make_shim  # noqa: F401 (fixture)
+from tests.contract.faults.conftest import make_shim  # noqa: F401 (fixture)
 from tests.support.launch import launch, reports
 
 CODE = """
