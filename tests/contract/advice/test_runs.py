@@ -10,10 +10,6 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core import keep, when
 from tests.contract.advice.said import FAST, logged, told
-from tests.support.command_line import (
-    Call,  # noqa: F401
-    make_call,  # noqa: F401
-)
 
 
 def state(step: int, run: int = 0) -> dict[str, Any]:

@@ -29,7 +29,6 @@ def train(
     every: int = 1,
     forget: str = "",
     save_first: bool = False,
-    returns: bool = True,
 ) -> Any:
     """Trains two numbers by noisy batches; ``forget`` names a part of the state not to restore."""
     state = {"w": jnp.ones(3), "key": jax.random.key(0), "rng": np.random.default_rng(1)}
@@ -48,7 +47,7 @@ def train(
                 report(step, batch=batch, **state)
             if checkpointer.should_stop:
                 break
-    return state if returns else None
+    return state
 
 
 @pytest.mark.parametrize("save_first", [False, True])

@@ -64,10 +64,7 @@ def test_any_sharding_to_any_other(tmp_path_factory, array, data):
             strategies.shardings((8, 8)),
             lambda s: s.num_devices == 8 and tuple(s.spec) == ("y", "x"),
         ),
-        (
-            strategies.shardings((8, 8)),
-            lambda s: s.num_devices > 1 and ("x", "y") in tuple(s.spec),
-        ),
+        (strategies.shardings((8, 8)), lambda s: s.num_devices > 1 and ("x", "y") in tuple(s.spec)),
         (strategies.shardings((3,)), lambda s: s.num_devices == 8 and s.is_fully_replicated),
         (strategies.sharded_arrays(), lambda a: len(a.sharding.device_set) == 1 and a.committed),
     ],

@@ -1,7 +1,5 @@
 """Which saved variable is which of a live model: by name, or by Keras' own counters, never by guess."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,14 +11,10 @@ import pytest
 import ckpt_core as ckpt
 import ckpt_keras
 from tests.support import keras_models as km
+from tests.support.keras_models import fill, keras, layers
 
-keras, layers = km.keras, km.keras.layers
-compiled_once = km.compiled_once
-
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
+compiled_once, pytestmark = km.compiled_once, km.QUIET
 Make = Callable[[], Any]
-fill = km.fill
 
 
 @pytest.fixture(autouse=True)
@@ -48,9 +42,6 @@ def saved(path: Path, model: Any) -> Any:
     ckpt_keras.save(path / "run", fill(model), step=0)
     keras.backend.clear_session()
     return model
-
-
-# --------------------------------------------------------------------------------------- models
 
 
 def towers(*names: str | None, optimizer: Any = "adam") -> Any:
@@ -158,70 +149,88 @@ def stack(kind: str, count: int) -> Any:
     return model
 
 
-# ---------------------------------------------------------------------------------------- tables
-
-
-def adafactors(*names: str | None) -> Any:
-    return towers(*names, optimizer="adafactor")
-
-
 SWAPPED = (2, 3, 0, 1)
-THERE = ("user", "item")
-RESTORED: dict[str, tuple[Make, Make, Make | None, Sequence[int] | None]] = {
-    # the saved model, the other one, what moves Keras' counters before it, the weights' new places
+# The saved model, the other one, what moves Keras' counters before it, the weights' new places.
+Restored = tuple[Make, Make, Make | None, Sequence[int] | None]
+
+
+def as_saved(make: Callable[..., Any], *given: Any, moves: Make | None = None) -> Restored:
+    return partial(make, *given), partial(make, *given), moves, None
+
+
+def swapped(make: Callable[..., Any], *names: str, optimizer: str) -> Restored:
+    *first, one, two = names
+    both = [
+        partial(make, *first, *order, optimizer=optimizer) for order in ((one, two), (two, one))
+    ]
+    return *both, None, SWAPPED
+
+
+KINDS = ("sequential", "functional")
+RESTORED: dict[str, Restored] = {
     "another name of the model": (
-        *(partial(chain, "a", "b", name=name, optimizer="adam") for name in ("first", "second")),
-        *(None, None),
-    ),
-    "shared layer": (*[partial(sharing, True)] * 2, None, None),
-    "seed generators": (
-        *[partial(dropouts, 0.1, 0.2, 0.3)] * 2,
-        partial(layers.Dropout, 0.1),
+        lambda: chain("a", "b", name="first", optimizer="adam"),
+        lambda: chain("a", "b", name="second", optimizer="adam"),
+        None,
         None,
     ),
-    "several optimizers": (
-        *[partial(several_optimizers, *THERE)] * 2,
-        *(keras.optimizers.Lion, None),
-    ),
-}
-REFUSED: dict[str, tuple[Callable[..., Any], Sequence[Any], Sequence[Any], str]] = {
-    # what makes both models, of what it makes the saved one and the other one, the message
-    "a name in the middle": (chain, "abc", "axb", "x/kernel"),
-    "another layer": (chain, "ab", "ac", "c/kernel"),
-    "as many in other models": (two_models, (2, 1), (1, 2), "kernel"),
-    "shared, and two of their own": (sharing, (True,), (False,), "two/kernel"),
-    "fewer seeds": (dropouts, (0.1, 0.2), (0.1,), "seed_generator"),
-    "several optimizers": (several_optimizers, THERE, ("user", "product"), "product"),
-    "other roles": (towers, THERE, ("product", "user"), "item/kernel"),
-    "adafactor": (adafactors, THERE, ("product", "user"), "item/kernel"),
-}
-for _kind in ("sequential", "functional"):
-    REFUSED[f"another {_kind} model"] = (
-        partial(nested, _kind),
-        *(("users", "items"), ("items", "products")),
-        "users|products|d/kernel|d_kernel",
-    )
-    RESTORED[f"{_kind}, unnamed"] = (*[partial(nested, _kind, None, None)] * 3, None)
-    for _optimizer in ("adam", "adafactor"):
-        _make = partial(nested, _kind, optimizer=_optimizer)
-        RESTORED[f"{_kind}, {_optimizer}"] = (
-            *(partial(_make, "users", "items"), partial(_make, "items", "users")),
-            *(None, SWAPPED),
+    "shared layer": as_saved(sharing, True),
+    "seed generators": as_saved(dropouts, 0.1, 0.2, 0.3, moves=lambda: layers.Dropout(0.1)),
+    "several optimizers": as_saved(several_optimizers, "user", "item", moves=keras.optimizers.Lion),
+    **{
+        f"{kind}, unnamed": as_saved(
+            nested, kind, None, None, moves=partial(nested, kind, None, None)
         )
-for _optimizer in ("adam", "adafactor", "nadam"):
-    _make = partial(towers, optimizer=_optimizer)
-    RESTORED[f"towers, {_optimizer}"] = (
-        *(partial(_make, "user", "item"), partial(_make, "item", "user")),
-        *(None, SWAPPED),
-    )
-for _name in WRAPPED:
-    RESTORED[_name] = (*[partial(stack, _name, 2)] * 2, partial(stack, _name, 1), None)
-    if _name != "dropout":
-        REFUSED[f"three for two: {_name}"] = (partial(stack, _name), (2,), (3,), "missing")
+        for kind in KINDS
+    },
+    **{
+        f"{kind}, {optimizer}": swapped(nested, kind, "users", "items", optimizer=optimizer)
+        for kind in KINDS
+        for optimizer in ("adam", "adafactor")
+    },
+    **{
+        f"towers, {optimizer}": swapped(towers, "user", "item", optimizer=optimizer)
+        for optimizer in ("adam", "adafactor", "nadam")
+    },
+    **{name: as_saved(stack, name, 2, moves=partial(stack, name, 1)) for name in WRAPPED},
+}
+REFUSED: dict[str, tuple[Make, Make, str]] = {
+    "a name in the middle": (partial(chain, *"abc"), partial(chain, *"axb"), "x/kernel"),
+    "another layer": (partial(chain, *"ab"), partial(chain, *"ac"), "c/kernel"),
+    "as many in other models": (partial(two_models, 2, 1), partial(two_models, 1, 2), "kernel"),
+    "shared, and two of their own": (partial(sharing, True), partial(sharing, False), "two/kernel"),
+    "fewer seeds": (partial(dropouts, 0.1, 0.2), partial(dropouts, 0.1), "seed_generator"),
+    "several optimizers": (
+        partial(several_optimizers, "user", "item"),
+        partial(several_optimizers, "user", "product"),
+        "product",
+    ),
+    **{
+        f"other roles, {optimizer}": (
+            partial(towers, "user", "item", optimizer=optimizer),
+            partial(towers, "product", "user", optimizer=optimizer),
+            "item/kernel",
+        )
+        for optimizer in ("adam", "adafactor")
+    },
+    **{
+        f"another {kind} model": (
+            partial(nested, kind, "users", "items"),
+            partial(nested, kind, "items", "products"),
+            "users|products|d/kernel|d_kernel",
+        )
+        for kind in KINDS
+    },
+    **{
+        f"three for two: {name}": (partial(stack, name, 2), partial(stack, name, 3), "missing")
+        for name in WRAPPED
+        if name != "dropout"
+    },
+}
 
 
 @pytest.mark.parametrize("case", RESTORED)
-def test_every_variable_is_found(tmp_path: Path, case: str) -> None:
+def test_every_variable_is_found(tmp_path, case):
     make, make_other, moves, places = RESTORED[case]
     model = saved(tmp_path, make())
     for _ in range(9 if moves else 0):  # dense_10 comes after dense_9
@@ -243,20 +252,17 @@ def test_every_variable_is_found(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_other_names_are_never_paired(tmp_path: Path, case: str) -> None:
-    make, ours, others, expected = REFUSED[case]
-    saved(tmp_path, make(*ours))
-    other = make(*others)
+def test_other_names_are_never_paired(tmp_path, case):
+    make, make_other, expected = REFUSED[case]
+    saved(tmp_path, make())
+    other = make_other()
     before = km.values(other)
     with pytest.raises(ckpt.StructureMismatch, match=expected):
         ckpt_keras.restore(tmp_path / "run", other)
     km.assert_same(before, km.values(other))
 
 
-# --------------------------------------------------------------------------------------- stories
-
-
-def test_what_both_sides_have_keeps_its_own_when_the_rest_may_differ(tmp_path: Path) -> None:
+def test_what_both_sides_have_keeps_its_own_when_the_rest_may_differ(tmp_path):
     model = saved(tmp_path, towers("user", "item"))
     other = towers("product", "user")
     fresh = kernels(other, "product")
@@ -270,7 +276,7 @@ def test_what_both_sides_have_keeps_its_own_when_the_rest_may_differ(tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["sequential", "functional"])
-def test_a_model_from_a_configuration_leaves_names_out(tmp_path: Path, kind: str) -> None:
+def test_a_model_from_a_configuration_leaves_names_out(tmp_path, kind):
     """``from_config`` drops the names of Sequential models from paths: those of layers decide."""
     model = saved(tmp_path, nested(kind, "users", "items"))
     loaded = ckpt_keras.load_model(tmp_path / "run")
@@ -284,7 +290,7 @@ def test_a_model_from_a_configuration_leaves_names_out(tmp_path: Path, kind: str
         km.assert_same(mine if names[0] == "users" else [*mine[2:], *mine[:2]], theirs)
 
 
-def test_metrics_of_one_name_belong_to_their_outputs(tmp_path: Path) -> None:
+def test_metrics_of_one_name_belong_to_their_outputs(tmp_path):
     def make(*names: str) -> Any:
         inputs = keras.Input((4,))
         model = keras.Model(inputs, {n: layers.Dense(1, name=n)(inputs) for n in names})
@@ -304,7 +310,7 @@ def test_metrics_of_one_name_belong_to_their_outputs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["adam", "adafactor", "nadam", "muon", "lion"])
-def test_an_optimizer_by_itself(tmp_path: Path, kind: str) -> None:
+def test_an_optimizer_by_itself(tmp_path, kind):
     """Its slots carry the names of weights that are not saved with it."""
     model, named = towers(None, None, optimizer=kind), towers("user", "item", optimizer=kind)
     for one, place in ((model, "step"), (named, "named")):

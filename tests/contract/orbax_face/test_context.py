@@ -1,6 +1,4 @@
-"""``Context``: which options are taken, which are refused, and when they may change; and the names that the page of the API lists."""
-
-from __future__ import annotations
+"""The names of Orbax that the page of the API lists; and ``Context``: which options are taken, which are refused."""
 
 import importlib
 import re
@@ -14,6 +12,38 @@ import ckpt_orbax
 from ckpt_orbax import NotOffered, pathways
 from ckpt_orbax import v1 as ocp
 from tests.support.paths import ROOT
+
+PAGE = (ROOT / "docs" / "api" / "orbax.md").read_text()
+NAMES = {
+    module: re.findall(r"`(\w+)`", names)
+    for module, names in re.findall(r"^\| `ckpt_orbax\.?([\w.]*)` \| (.*) \|$", PAGE, re.MULTILINE)
+}
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_names_that_clients_use(module):
+    found = ckpt_orbax
+    for part in filter(None, module.split(".")):
+        found = getattr(found, part)
+    assert [name for name in NAMES[module] if not hasattr(found, name)] == []
+    assert NAMES[module] and len(NAMES) >= 11
+    if module != "v1.training":
+        assert importlib.import_module(f"ckpt_orbax.{module}".rstrip(".")) is found
+
+
+@pytest.mark.parametrize("module", ["ckpt_orbax", "ckpt_orbax.args", "ckpt_orbax.v1"])
+def test_any_other_name_is_refused(module):
+    with pytest.raises(AttributeError, match="docs/api/orbax"):
+        getattr(importlib.import_module(module), "NoSuchName")  # noqa: B009
+    with pytest.raises(ImportError, match="docs/api/orbax"):
+        exec(f"from {module} import NoSuchName")
+    with pytest.raises(ImportError, match=r"Instead: ckpt_core\.writer"):
+        exec("from ckpt_orbax.v1 import partial")
+
+
+def test_the_version_is_one_of_orbax():
+    theirs = pytest.importorskip("orbax.checkpoint")
+    assert ckpt_orbax.__version__.split(".")[:2] == theirs.__version__.split(".")[:2]
 
 
 def at(context, name):
@@ -117,36 +147,3 @@ def test_of_a_checkpointer(tmp_path):
         assert checkpointer.load(1)["a"].dtype == np.float64
         with pytest.raises(ocp.errors.TreeMismatchError):
             checkpointer.load(0, {"b": 0})
-
-
-PAGE = (ROOT / "docs" / "api" / "orbax.md").read_text()
-NAMES = {
-    module: re.findall(r"`(\w+)`", names)
-    for module, names in re.findall(r"^\| `ckpt_orbax\.?([\w.]*)` \| (.*) \|$", PAGE, re.MULTILINE)
-}
-
-
-@pytest.mark.parametrize("module", NAMES)
-def test_names_that_clients_use(module: str) -> None:
-    found = ckpt_orbax
-    for part in filter(None, module.split(".")):
-        found = getattr(found, part)
-    assert [name for name in NAMES[module] if not hasattr(found, name)] == []
-    assert NAMES[module] and len(NAMES) >= 11
-    if module != "v1.training":
-        assert importlib.import_module(f"ckpt_orbax.{module}".rstrip(".")) is found
-
-
-@pytest.mark.parametrize("module", ["ckpt_orbax", "ckpt_orbax.args", "ckpt_orbax.v1"])
-def test_any_other_name_is_refused(module: str) -> None:
-    with pytest.raises(AttributeError, match="docs/api/orbax"):
-        getattr(importlib.import_module(module), "NoSuchName")  # noqa: B009
-    with pytest.raises(ImportError, match="docs/api/orbax"):
-        exec(f"from {module} import NoSuchName")
-    with pytest.raises(ImportError, match=r"Instead: ckpt_core\.writer"):
-        exec("from ckpt_orbax.v1 import partial")
-
-
-def test_the_version_is_one_of_orbax() -> None:
-    theirs = pytest.importorskip("orbax.checkpoint")
-    assert ckpt_orbax.__version__.split(".")[:2] == theirs.__version__.split(".")[:2]

@@ -1,7 +1,5 @@
 """Save-decision and preservation policies: what each decides, and that Orbax keeps the same steps."""
 
-from __future__ import annotations
-
 import datetime
 import importlib
 import shutil

@@ -1,4 +1,4 @@
-"""Fixtures that the fault tests share; a module imports the ones it uses."""
+"""Fixtures of all tests here: the shim, and children with it and without."""
 
 import sys
 from pathlib import Path
