@@ -59,8 +59,7 @@ class Metrics:
 
         Args:
             name: the name of the operation.
-            metric_keys: ``time``, ``rss``, ``jax_monitoring``, ``device_memory`` (the default: all
-                of these), ``tracemalloc``.
+            metric_keys: ``time``, ``rss``, ``jax_monitoring``, ``device_memory``; by default all.
             nbytes: the bytes that the block moves, for the throughput.
         """
         self.values.setdefault(name, {})  # keeps operations in the order in which they begin
@@ -211,38 +210,17 @@ def _on_devices() -> Numbers:
     return found
 
 
-def _tracemalloc() -> Callable[[], Numbers]:
-    """Python's own allocations. Off by default, because tracing slows everything down."""
-    import tracemalloc
-
-    was_on = tracemalloc.is_tracing()
-    tracemalloc.start()
-    start, _ = tracemalloc.get_traced_memory()
-    if not was_on:
-        tracemalloc.reset_peak()
-
-    def stop() -> Numbers:
-        _, peak = tracemalloc.get_traced_memory()
-        if not was_on:
-            tracemalloc.stop()
-        return {"7_memory/tracemalloc_peak_diff_mb": max(0, peak - start) / MB}
-
-    return stop
-
-
 _COLLECTORS: dict[str, Collector] = {
-    "tracemalloc": _tracemalloc,
     "device_memory": _device_memory,
     "jax_monitoring": _jax_monitoring,
     "rss": _rss,
     "time": _wall_time,  # last, so that it starts last and stops first
 }
-DEFAULT_KEYS = ("time", "rss", "jax_monitoring", "device_memory")
 
 
 def _chosen(keys: Iterable[str] | None) -> list[Collector]:
     """The collectors for the keys, in the order in which they start."""
-    wanted = DEFAULT_KEYS if keys is None else tuple(keys)
+    wanted = (*_COLLECTORS,) if keys is None else tuple(keys)
     for key in wanted:
         if key not in _COLLECTORS:
             raise ValueError(f"no metric {key!r}{nearest(key, _COLLECTORS)}")

@@ -316,6 +316,8 @@ def _attempt(case: _Case, context: TestContext, put: Any) -> dict[str, Any]:
     try:
         if not case.options.is_valid():
             raise Skipped(f"{type(case.options).__name__}.is_valid() says no")
+        if case.checkpoint.sharding_config_path:
+            raise Skipped("ckpt does not read a sharding_config_path")
         mesh = make_mesh(case.mesh)
         context = replace(context, mesh=mesh, pytree=put(mesh))
         result = case.generator().test_fn(context)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,19 +19,6 @@ from ckpt_core.bench._config import nearest
 from ckpt_core.bench._core import Skipped
 from ckpt_core.bench._data import names_of
 from ckpt_core.bench._machine import MIB, fsync_all
-from ckpt_core.bench._measure import GIB
-
-_UNTUNED = {
-    "use_ocdbt": None,
-    "use_zarr3": None,
-    "use_compression": None,
-    "chunk_byte_size": None,
-    "save_concurrent_gb": None,
-    "restore_concurrent_gb": None,
-    "use_load_and_broadcast": False,
-    "enable_replica_parallel_separate_folder": False,
-}
-"""Option for the storage -> the value that leaves it to the library."""
 
 
 class Library:
@@ -46,7 +31,7 @@ class Library:
         skips_fsync: whether it has a setting to leave the fsync out.
         in_background: whether it can save in the background.
         sharded: whether it can save arrays that several devices or processes hold.
-        tuned: the options for its storage that it supports.
+        broadcasts: whether one process can read for all.
         options: those of ``SaveLoad``, in which None leaves a setting to the library.
     """
 
@@ -55,7 +40,7 @@ class Library:
     skips_fsync: ClassVar[bool] = False
     in_background: ClassVar[bool] = False
     sharded: ClassVar[bool] = False
-    tuned: ClassVar[frozenset[str]] = frozenset()
+    broadcasts: ClassVar[bool] = False
 
     def __init__(self, options: Any) -> None:
         self.options = options
@@ -66,9 +51,8 @@ class Library:
         """Why it does not support the options, as the rest of a sentence; None if it does."""
         if options.async_enabled and not cls.in_background:
             return "saves in the foreground only"
-        for name, untuned in _UNTUNED.items():
-            if getattr(options, name) is not untuned and name not in cls.tuned:
-                return f"has no setting {name}"
+        if options.use_load_and_broadcast and not cls.broadcasts:
+            return "has no setting use_load_and_broadcast"
         if options.durable is False and cls.default_durability != "no" and not cls.skips_fsync:
             return "offers no save without fsync"
         return None
@@ -121,54 +105,21 @@ class Ckpt(Library):
     skips_fsync = True
     in_background = True
     sharded = True
-    tuned = frozenset(_UNTUNED) - {"enable_replica_parallel_separate_folder"}
+    broadcasts = True
 
-    @classmethod
-    def refuses(cls, options: Any) -> str | None:
-        if options.use_ocdbt is False:
-            return "always writes OCDBT"
-        if options.use_zarr3 is False:
-            return "always writes Zarr 3"
-        return super().refuses(options)
-
-    def _options(self, budget_gb: float | None, *, broadcast: bool = False) -> Any:
-        found: dict[str, Any] = {
-            "durable": self.options.durable,
-            "compression": "zstd" if self.options.use_compression else None,
-            "chunk_bytes": self.options.chunk_byte_size,
-            "max_host_bytes": None if budget_gb is None else int(budget_gb * GIB),
-        }
-        given = {name: value for name, value in found.items() if value is not None}
-        return self.api.Options(broadcast=broadcast, **given)
+    @property
+    def _options(self) -> Any:
+        durable, broadcast = self.options.durable, self.options.use_load_and_broadcast
+        return self.api.Options(durable=durable is not False, broadcast=broadcast)
 
     def save(self, path: Path, state: Any) -> None:
-        self.api.save(path, state, options=self._options(self.options.save_concurrent_gb))
+        self.api.save(path, state, options=self._options)
 
     def start_save(self, path: Path, state: Any) -> Callable[[], object]:
-        options = self._options(self.options.save_concurrent_gb)
-        return self.api.save_async(path, state, options=options).result
+        return self.api.save_async(path, state, options=self._options).result
 
     def load(self, path: Path, like: Any) -> Any:
-        broadcast = self.options.use_load_and_broadcast
-        options = self._options(self.options.restore_concurrent_gb, broadcast=broadcast)
-        return self.api.load(path, like, options=options)
-
-
-_ORBAX_SETTINGS = {
-    "use_ocdbt": "array.saving",
-    "use_zarr3": "array.saving",
-    "use_compression": "array.saving",
-    "use_replica_parallel": "array.saving",
-    "enable_replica_parallel_separate_folder": "array.saving",
-    "chunk_byte_size": "array.saving.storage_options",
-    "use_load_and_broadcast": "array.loading",
-}
-"""Option -> where Orbax's context has it."""
-
-_ORBAX_BUDGETS = {
-    "save_concurrent_gb": "write_concurrent_bytes",
-    "restore_concurrent_gb": "read_concurrent_bytes",
-}
+        return self.api.load(path, like, options=self._options)
 
 
 class OrbaxV1(Library):
@@ -178,16 +129,13 @@ class OrbaxV1(Library):
     default_durability = "data files"
     in_background = True
     sharded = True
-    tuned = frozenset(_UNTUNED)
+    broadcasts = True
+    use_compression = True
 
     def _context(self) -> Any:
         context = self.api.v1.Context()
-        for name, place in _ORBAX_SETTINGS.items():
-            if (value := getattr(self.options, name)) is not None:
-                setattr(attrgetter(place)(context), name, value)
-        for name, theirs in _ORBAX_BUDGETS.items():
-            if (value := getattr(self.options, name)) is not None:
-                setattr(context.memory, theirs, int(value * GIB))
+        context.array.saving.use_compression = self.use_compression
+        context.array.loading.use_load_and_broadcast = self.options.use_load_and_broadcast
         return context
 
     def save(self, path: Path, state: Any) -> None:
@@ -206,10 +154,7 @@ class OrbaxV1(Library):
 class OrbaxV1Uncompressed(OrbaxV1):
     """``orbax.checkpoint.v1`` without compression, since weights hardly shrink."""
 
-    tuned = OrbaxV1.tuned - {"use_compression"}
-
-    def __init__(self, options: Any) -> None:
-        super().__init__(replace(options, use_compression=False))
+    use_compression = False
 
 
 class OrbaxV0Manager(Library):
