@@ -94,12 +94,7 @@ class SaveLoad(bench.BenchmarksGenerator):
 
 @dataclass(frozen=True)
 class UniformLeavesOptions(SaveLoadOptions):
-    """Those of ``SaveLoad``, and the size of the state.
-
-    Attributes:
-        leaves: the number of arrays.
-        leaf_bytes: the size of each, in float32.
-    """
+    """Those of ``SaveLoad``, the number of float32 arrays, and the bytes of each."""
 
     leaves: int | list[int] = 1000
     leaf_bytes: int | list[int] = 1024
@@ -254,13 +249,11 @@ def _ours(options: Any, directory: Path) -> _Manager:
 
 
 def _orbax(options: Any, directory: Path) -> _Manager:
-    orbax = make_library(SaveLoadOptions(library=options.library)).api
-    settings = orbax.CheckpointManagerOptions(
-        max_to_keep=options.max_to_keep, enable_async_checkpointing=options.async_enabled
-    )
-    manager = orbax.CheckpointManager(directory, options=settings)
+    lib: Any = make_library(SaveLoadOptions(library=options.library))
+    keep, background, args = options.max_to_keep, options.async_enabled, lib.api.args
+    manager = lib.manager(directory, background=background, max_to_keep=keep)
     return (
         manager,
-        lambda step, state: manager.save(step, args=orbax.args.StandardSave(state)),
-        lambda like: manager.restore(manager.latest_step(), args=orbax.args.StandardRestore(like)),
+        lambda step, state: manager.save(step, args=args.StandardSave(state)),
+        lambda like: manager.restore(manager.latest_step(), args=args.StandardRestore(like)),
     )

@@ -30,7 +30,7 @@ class Library:
             ``yes``, ``data files`` (not the metadata or the directories), or ``no``.
         skips_fsync: whether it has a setting to leave the fsync out.
         in_background: whether it can save in the background.
-        sharded: whether it can save arrays that several devices or processes hold.
+        sharded: whether it can save arrays that several devices or processes hold, and leaves that are no arrays.
         broadcasts: whether one process can read for all.
         options: those of ``SaveLoad``, in which None leaves a setting to the library.
     """
@@ -45,17 +45,6 @@ class Library:
     def __init__(self, options: Any) -> None:
         self.options = options
         self.api: Any = importlib.import_module(self.module)
-
-    @classmethod
-    def refuses(cls, options: Any) -> str | None:
-        """Why it does not support the options, as the rest of a sentence; None if it does."""
-        if options.async_enabled and not cls.in_background:
-            return "saves in the foreground only"
-        if options.use_load_and_broadcast and not cls.broadcasts:
-            return "has no setting use_load_and_broadcast"
-        if options.durable is False and cls.default_durability != "no" and not cls.skips_fsync:
-            return "offers no save without fsync"
-        return None
 
     @property
     def background(self) -> bool:
@@ -78,6 +67,9 @@ class Library:
 
     def prepare(self, state: Any) -> Any:
         """The tree in the form that users of this library save; not timed."""
+        for leaf in () if self.sharded else jax.tree.leaves(state):
+            if not hasattr(leaf, "dtype"):
+                raise Skipped(f"saves arrays only, not a {type(leaf).__name__}")
         return state
 
     def save(self, path: Path, state: Any) -> None:
@@ -165,29 +157,25 @@ class OrbaxV0Manager(Library):
     in_background = True
     sharded = True
 
-    def _manager(self, path: Path, *, background: bool) -> Any:
-        options = self.api.CheckpointManagerOptions(enable_async_checkpointing=background)
+    def manager(self, path: Path, *, background: bool, max_to_keep: int | None = None) -> Any:
+        """A manager of steps in a directory."""
+        options = self.api.CheckpointManagerOptions(
+            enable_async_checkpointing=background, max_to_keep=max_to_keep
+        )
         return self.api.CheckpointManager(path, options=options)
 
     def save(self, path: Path, state: Any) -> None:
-        with self._manager(path, background=False) as manager:
+        with self.manager(path, background=False) as manager:
             manager.save(0, args=self.api.args.StandardSave(state))
 
     def start_save(self, path: Path, state: Any) -> Callable[[], object]:
-        manager = self._manager(path, background=True)
+        manager = self.manager(path, background=True)
         manager.save(0, args=self.api.args.StandardSave(state))
         return manager.close  # waits
 
     def load(self, path: Path, like: Any) -> Any:
-        with self._manager(path, background=False) as manager:
+        with self.manager(path, background=False) as manager:
             return manager.restore(0, args=self.api.args.StandardRestore(like))
-
-
-def _check_arrays(tree: Any) -> None:
-    """Raises ``Skipped`` if a leaf is not an array."""
-    for leaf in jax.tree.leaves(tree):
-        if not hasattr(leaf, "dtype"):
-            raise Skipped(f"saves arrays only, not a {type(leaf).__name__}")
 
 
 class _Flat(Library):
@@ -202,8 +190,7 @@ class _Flat(Library):
         return found
 
     def prepare(self, state: Any) -> Any:
-        _check_arrays(state)
-        leaves = map(self.of_leaf, jax.tree.leaves(state))
+        leaves = map(self.of_leaf, jax.tree.leaves(super().prepare(state)))
         return dict(zip(names_of(state), leaves, strict=True))
 
     def finish(self, loaded: Any, like: Any) -> Any:
@@ -307,10 +294,6 @@ class Equinox(Library):
 
     module = "equinox"
 
-    def prepare(self, state: Any) -> Any:
-        _check_arrays(state)
-        return state
-
     def save(self, path: Path, state: Any) -> None:
         with path.open("wb") as file:  # given a name, equinox would append .eqx
             self.api.tree_serialise_leaves(file, state)
@@ -331,8 +314,8 @@ class Floor(Library):
     skips_fsync = True
 
     def prepare(self, state: Any) -> Any:
-        _check_arrays(state)
-        leaves = [np.ascontiguousarray(np.asarray(leaf)) for leaf in jax.tree.leaves(state)]
+        found = jax.tree.leaves(super().prepare(state))
+        leaves = [np.ascontiguousarray(np.asarray(leaf)) for leaf in found]
         self._buffer = np.ones(sum(leaf.nbytes for leaf in leaves), np.uint8)  # touches every page
         return [leaf.reshape(-1).view(np.uint8).data for leaf in leaves if leaf.nbytes]
 
@@ -379,12 +362,17 @@ def make_library(options: Any, *, sharded: bool = False) -> Library:
     if name not in LIBRARIES:
         raise Skipped(f"no library {name!r}{nearest(name, LIBRARIES)}")
     kind = LIBRARIES[name]
-    if reason := kind.refuses(options):
-        raise Skipped(f"{name} {reason}")
-    if not kind.sharded and jax.process_count() > 1:
-        raise Skipped(f"{name} runs in one process only")
-    if not kind.sharded and sharded:
-        raise Skipped(f"{name} knows no shardings")
+    always_syncs = kind.default_durability != "no" and not kind.skips_fsync
+    reasons = {
+        "saves in the foreground only": options.async_enabled and not kind.in_background,
+        "knows no broadcast": options.use_load_and_broadcast and not kind.broadcasts,
+        "offers no save without fsync": options.durable is False and always_syncs,
+        "runs in one process only": not kind.sharded and jax.process_count() > 1,
+        "knows no shardings": not kind.sharded and sharded,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise Skipped(f"{name} {reason}")
     try:
         return kind(options)
     except ModuleNotFoundError as error:
