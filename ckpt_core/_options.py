@@ -149,12 +149,11 @@ class Options:
 
     def __repr__(self) -> str:
         """The settings that are not the defaults."""
-        changed = {
-            name: repr(getattr(self, name))
-            for name, declared in self.__dataclass_fields__.items()
-            if getattr(self, name) != declared.default
-        }
-        return f"Options({', '.join(f'{name}={value}' for name, value in changed.items())})"
+        given = [
+            (name, getattr(self, name), self.__dataclass_fields__[name]) for name in vars(self)
+        ]
+        changed = [f"{name}={value!r}" for name, value, field in given if value != field.default]
+        return f"Options({', '.join(changed)})"
 
     def __post_init__(self) -> None:
         _check(self)

@@ -22,7 +22,7 @@ from ckpt_core._tree import Node, flatten, format_path
 from ckpt_core._tree import Path as LeafPath
 from ckpt_core._tree.leaves import is_key_dtype
 from ckpt_core.testing._prints import Prints, first_difference, prints_from
-from ckpt_core.testing._resume import Write, portable, run_apart
+from ckpt_core.testing._resume import portable, run_apart
 
 _TIMEOUT_SECS = 300
 Placement = dict[str, tuple[Sharding, bool]]
@@ -238,17 +238,13 @@ def _flip(file: Path) -> None:
     file.write_bytes(data)
 
 
-def call(function: Callable[..., dict[str, Prints]], *arguments: Any) -> dict[str, Prints]:
-    """The result of the function in a new interpreter."""
-    sent = (function, *map(portable, arguments))
-    status, entries = run_apart(function.__name__, _answer, sent, _TIMEOUT_SECS)
+def call(function: Callable[..., None], *arguments: Any) -> dict[str, Prints]:
+    """What the function writes in a new interpreter."""
+    sent = tuple(map(portable, arguments))
+    status, entries = run_apart(function.__name__, function, sent, _TIMEOUT_SECS)
     if not entries:
         raise AssertionError(f"the new process ended with status {status}")
     return {name: prints_from(prints) for name, prints in entries[0].items()}
-
-
-def _answer(write: Write, function: Callable[..., Any], *arguments: Any) -> None:
-    write(function(*arguments))
 
 
 @contextmanager

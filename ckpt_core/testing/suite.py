@@ -37,7 +37,7 @@ from ckpt_core._run.checkpointer import Checkpointer
 from ckpt_core._save import save, save_async
 from ckpt_core.testing import _tools
 from ckpt_core.testing._prints import Prints, leaves_only, prints_of
-from ckpt_core.testing._resume import assert_exact_resume
+from ckpt_core.testing._resume import Write, assert_exact_resume
 from ckpt_core.testing._tools import require_same
 
 Make = Callable[[int], Any]
@@ -375,15 +375,17 @@ class PytreeSuite(_Suite):
         return _tools.laid_out(subject)
 
 
-def _restore_and_go_on(suite: type[_Suite], make: Make, step: Step, path: str) -> dict[str, Prints]:
+def _restore_and_go_on(
+    write: Write, suite: type[_Suite], make: Make, step: Step, path: str
+) -> None:
     """Runs in a new process: restores into a new object, and continues training."""
     tests = suite()
     restored = tests._restored(Path(path), make(1))  # pyright: ignore[reportPrivateUsage]
     prints = prints_of(restored)
-    return {"restored": prints, "then": tests._goes_on(step, restored)}  # pyright: ignore[reportPrivateUsage]
+    write({"restored": prints, "then": tests._goes_on(step, restored)})  # pyright: ignore[reportPrivateUsage]
 
 
-def _load_without(frameworks: tuple[str, ...], path: str) -> dict[str, Prints]:
+def _load_without(write: Write, frameworks: tuple[str, ...], path: str) -> None:
     """Runs in a new process that cannot import the frameworks: loads without a target."""
     with _tools.blocked(frameworks):
-        return {"loaded": prints_of(load(path, item="subject"))}
+        write({"loaded": prints_of(load(path, item="subject"))})
