@@ -245,11 +245,11 @@ def _tag_of(event: str) -> str | None:
         return _TAGS[event]
     if found := _OF_ORBAX.fullmatch(event):
         direction, of_what, unit = found.groups()
-        is_save, name = direction == "write", of_what.replace("/", "_") or "total"
-        if unit.endswith(("sec", "secs")) and unit != "gbytes_per_sec":
-            return f"{_SAVE if is_save else _LOAD}/{name}_s"
-        name = f"{'save' if is_save else 'load'}_{name}"
-        return f"{_RATES}/{name}_gbps" if unit == "gbytes_per_sec" else f"{_SIZES}/{name}_gb"
+        call, stages = ("save", _SAVE) if direction == "write" else ("load", _LOAD)
+        name = of_what.replace("/", "_") or "total"
+        if unit == "gbytes_per_sec":
+            return f"{_RATES}/{call}_{name}_gbps"
+        return f"{_SIZES}/{call}_{name}_gb" if unit.startswith("gb") else f"{stages}/{name}_s"
     # "_time" is a point in time, not a duration
     if not event.startswith(_OTHERS) or event.endswith(("_time", "_started")):
         return None

@@ -237,8 +237,8 @@ def _trained(state: Any, prefix: str) -> Any:
     return jax.tree.map_with_path(step, state)
 
 
+# an object to wait for, list and close; what saves a step; and what restores the latest one
 _Manager = tuple[Any, Callable[[int, Any], Any], Callable[[Any], Any]]
-"""Of a library: an object to wait for, list and close; what saves a step; and what restores the latest one."""
 
 
 def _ours(options: Any, directory: Path) -> _Manager:
