@@ -1,29 +1,9 @@
-"""Benchmarks of saving and loading: you write a small class and a YAML file.
+"""Benchmarks of saving and loading: a small class measures, and a YAML file says with what; benchmarks/README.md shows both.
 
-::
-
-    import dataclasses
-    import ckpt_core as ckpt
-    from ckpt_core import bench
-
-    @dataclasses.dataclass(frozen=True)
-    class MyOptions(bench.BenchmarkOptions):
-        durable: bool | list[bool] = True          # a list in the YAML file is swept
-
-    @bench.benchmark_options(MyOptions)
-    class MyBenchmark(bench.BenchmarksGenerator):
-        def test_fn(self, context):
-            metrics = bench.Metrics()
-            with metrics.measure("save"):
-                ckpt.save(context.path / "ckpt", context.pytree)
-            return bench.TestResult(metrics=metrics)
-
-``ckpt bench run suite.yaml -o out/`` then runs it over every combination of options, checkpoints
-and meshes, in one process or many, and writes a table, JSON lines and TensorBoard. The
-generators that come with ckpt are in ``ckpt_core.bench.generators``; benchmarks/README.md has the
-keys of the file.
-
-The rest of ckpt does not import this package, and importing it imports no jax: the command sets what jax reads first.
+``ckpt bench run suite.yaml -o out/`` runs the class over every combination of options, checkpoints and meshes, in one
+process or many, and writes a table, JSON lines and TensorBoard. ``ckpt_core.bench.generators`` has the classes that
+come with ckpt. The rest of ckpt does not import this package, and importing it imports no jax: the command sets what
+jax reads first.
 """
 
 from ckpt_core.bench._config import ConfigError as ConfigError

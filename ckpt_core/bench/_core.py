@@ -54,7 +54,7 @@ class TestContext:
         mesh: the ``jax.sharding.Mesh`` of ``mesh_config``, or None.
         repeat_index: the number of this repeat, from 0; None for a warm-up.
         local_path: a scratch directory for this run on a local disk, or None.
-        trace_root: the beginning of the paths of this run's traces, or None.
+        trace_root: the beginning of the paths of this run's traces, one for each operation, or None.
     """
 
     __test__ = False  # pytest would collect the class because its name begins with Test
@@ -67,19 +67,10 @@ class TestContext:
     local_path: Path | None = None
     trace_root: str | None = None
 
-    def trace_path(self, operation: str) -> str | None:
-        """The path of the profiler trace of an operation; None if this run records none."""
-        return None if self.trace_root is None else f"{self.trace_root}__{operation}"
-
 
 @dataclass(frozen=True)
 class TestResult:
-    """The result of a ``test_fn``.
-
-    Attributes:
-        metrics: the measurements.
-        notes: facts for the tables, such as ``{"durable": "yes"}``.
-    """
+    """The measurements of a ``test_fn``, and facts for the tables as ``notes``, such as ``{"durable": "yes"}``."""
 
     __test__ = False
 
@@ -101,20 +92,7 @@ _Generator = TypeVar("_Generator", bound=type[BenchmarksGenerator])
 
 
 def benchmark_options(options_class: type[BenchmarkOptions]) -> Callable[[_Generator], _Generator]:
-    """A decorator that binds a class of options to a generator.
-
-    Example:
-        >>> import dataclasses
-        >>> from ckpt_core import bench
-        >>> @dataclasses.dataclass(frozen=True)
-        ... class Mine(bench.BenchmarkOptions):
-        ...     durable: bool | list[bool] = True
-        >>> @bench.benchmark_options(Mine)
-        ... class MyBenchmark(bench.BenchmarksGenerator):
-        ...     def test_fn(self, context): ...
-        >>> MyBenchmark.options_class.__name__
-        'Mine'
-    """
+    """A decorator that binds a class of options to a generator."""
 
     def bind(generator: _Generator) -> _Generator:
         generator.options_class = options_class

@@ -43,7 +43,7 @@ STATE = {
     "ckpt_orbax.v1._context": {"_ACTIVE"},  # Orbax's own `with Context(...)`
     "ckpt_orbax._checkpointables": {"_GLOBAL"},  # Orbax's own global registry
     "ckpt_orbax.handlers": {"_FOR_RESTORE", "_FOR_SAVE"},  # as the registry
-    "ckpt_core.bench._measure": {"TRACE_PATH"},  # set around one measurement
+    "ckpt_core.bench._measure": {"TRACE_ROOT"},  # set around one measurement
 }
 _CHANGES = (
     r"(\.(append|add|update|pop|setdefault|clear|discard|extend|remove)\(|\[[^\]\n]*\] = |\.set\()"
