@@ -120,12 +120,8 @@ def overwrite(bucket: OrbaxBucket) -> None:
 @pytest.mark.parametrize(
     ("before", "work", "values", "kinds"),
     [
-        (
-            (1,),
-            lambda bucket: write(bucket, 2),
-            {1: {1}, 2: {2}},
-            3,
-        ),  # not there, ours alone, there
+        # not there, ours alone, there
+        ((1,), lambda bucket: write(bucket, 2), {1: {1}, 2: {2}}, [3]),
         ((1, 2), delete, {1: {1}, 2: {2}}, range(2, 100)),
         ((1, 2), overwrite, {1: {1}, 2: {2, 20}}, range(1, 100)),
     ],
