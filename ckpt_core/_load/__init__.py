@@ -17,10 +17,18 @@ from ckpt_core._errors import ANSWERS, at_the_call
 from ckpt_core._load.loading import Opening, run
 from ckpt_core._load.matching import detached
 from ckpt_core._load.plans import report_of
-from ckpt_core._load.request import NOT_PASSED, How, Only, Rename, Request, Rules, Select
-from ckpt_core._load.request import collect_targets as collect_targets
-from ckpt_core._load.request import make_request as make_request
-from ckpt_core._load.request import request_from as request_from
+from ckpt_core._load.request import (
+    NOT_PASSED,
+    How,
+    Only,
+    Rename,
+    Request,
+    Rules,
+    Select,
+    collect_targets,
+    make_request,
+    request_from,
+)
 from ckpt_core._options import Options
 from ckpt_core._processes import this_run
 from ckpt_core._results import Restored, RestoredStep

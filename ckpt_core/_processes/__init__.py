@@ -20,8 +20,7 @@ from typing import Any
 from ckpt_core._errors import BarrierTimeout, CheckpointError
 from ckpt_core._lazy import jax
 from ckpt_core._processes import wire
-from ckpt_core._processes.wire import NotTogether as NotTogether
-from ckpt_core._processes.wire import Said
+from ckpt_core._processes.wire import NotTogether, Said
 
 logger = logging.getLogger("ckpt_core")
 _REPORT_SECS = 5.0

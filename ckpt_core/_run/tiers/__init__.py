@@ -22,9 +22,8 @@ from ckpt_core._results import RestoredStep
 from ckpt_core._run.policies.keep import StepFacts
 from ckpt_core._run.steps import Listing, RunDirectory, facts_of, stray_text
 from ckpt_core._run.tiers.judge import Misfit, Stray
-from ckpt_core._run.tiers.local import LocalTier as LocalTier
-from ckpt_core._run.tiers.local import open_local as open_local
-from ckpt_core._run.tiers.save import StepToSave as StepToSave
+from ckpt_core._run.tiers.local import LocalTier, open_local
+from ckpt_core._run.tiers.save import StepToSave
 from ckpt_core._saved import Checkpoint, NativeCheckpoint
 
 T = TypeVar("T")

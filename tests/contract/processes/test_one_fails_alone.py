@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import ckpt_core as ckpt
-from tests.contract.faults.fixtures import make_shim  # noqa: F401 (fixture)
+from tests.contract.faults.conftest import make_shim  # noqa: F401 (fixture)
 from tests.support.launch import launch, reports
 
 COMMON = """
