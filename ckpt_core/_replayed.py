@@ -55,7 +55,7 @@ class Replayed(Generic[T]):
 
     A restore calls ``make`` again, takes the batches that were taken before and drops them. The last one must be the batch
     that the saved run took: their digests are compared. So ``make`` must give the same batches each time: seed it. The
-    restore blocks meanwhile; the log and ``skip_secs`` say how long. Each process saves the position of its own stream, so
+    restore blocks meanwhile; the log says how long. Each process saves the position of its own stream, so
     as many processes must restore.
 
     - ``next`` and ``for`` go on from where the stream stands. At its end they stop, and the next ``iter`` or ``for`` begins
@@ -101,7 +101,6 @@ class Replayed(Generic[T]):
         self._moved = False  # whether it stands at the position
         self._turn = threading.RLock()  # one thread at a time takes a batch
         self._said_left_out = False
-        self.skip_secs = 0.0
 
     @property
     def epoch(self) -> int:
@@ -180,9 +179,8 @@ class Replayed(Generic[T]):
                 )
             elif found != digest:
                 raise _misfit(at, "digest", f"{digest:08x}", f"{found:08x}")
-            self.skip_secs = time.monotonic() - began
             text = "ckpt.Replayed has taken and dropped %d batches of epoch %d again, in %.2f s"
-            logger.info(text, at.batches, at.epoch, self.skip_secs)
+            logger.info(text, at.batches, at.epoch, time.monotonic() - began)
         return stream
 
     def _after(self, at: _Position, batch: Any) -> _Position:

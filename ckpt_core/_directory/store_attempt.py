@@ -1,13 +1,13 @@
 """Attempts to write a checkpoint into an object store, and what dead ones left; ``object_store`` has the protocol.
 
-An attempt writes data files with its token in their names, so that two attempts share no name. Small files stand in the
-record itself; those of other processes than 0, and large ones, are ``.attempt.<token>.<name>``. Those are what ckpt
-reads, for good; the names under which Orbax looks for the small files get copies.
+An attempt writes data files with its token in their names, so that two attempts share none. Small files stand in the
+record; those of other processes than 0, and large ones, are ``.attempt.<token>.<name>``. ckpt reads these for good;
+under the names where Orbax looks lie copies.
 
 A place holds the checkpoint of its record, and what attempts that may live have written. ``tidy`` deletes the rest. A
-listing is not of one moment: nothing of an attempt is deleted before its owner and then the record were read. Copies
-have names that all attempts share: after some were deleted, those of a checkpoint that was committed meanwhile are put
-again (``settle``).
+listing is not of one moment: nothing of an attempt is deleted before its owner and then the record were read. All
+attempts share the names of copies: after some were deleted, those of a checkpoint committed meanwhile are put again
+(``settle``).
 """
 
 from __future__ import annotations

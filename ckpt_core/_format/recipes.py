@@ -97,11 +97,6 @@ class Part(NamedTuple):
         """From the first to the last index of each dimension."""
         return tuple((run[0], run[-1] + 1) if run else (0, 0) for run in self.runs)
 
-    @property
-    def has_steps(self) -> bool:
-        """Whether elements between the first and the last are left out."""
-        return any(run.step > 1 < len(run) for run in self.runs)
-
     def within(self, inner: Region) -> Part:
         """The part that is a region of the tensor."""
         bounds = iter(inner)
@@ -181,7 +176,7 @@ class Recipe:
 
 
 def indexed(leaf: int, shape: Shape, index: tuple[Any, ...]) -> Part:
-    """The part of an array that numpy's index takes: whole numbers, slices that go up, one ``...``; IndexError as of numpy."""
+    """The part of an array that numpy's index takes: whole numbers, slices without a step, one ``...``; IndexError as of numpy."""
     np.broadcast_to(np.False_, shape)[index]  # raises it
     at = index.index(...) if ... in index else len(index)
     rest = [slice(None)] * (len(shape) - len(index) + (... in index))

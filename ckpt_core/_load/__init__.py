@@ -96,7 +96,7 @@ def load(
         rules: what saved arrays become in ``like``, such as the layers of a stack: a list of ``ckpt.Rule``, or of
             dicts with their attributes. What no rule names is matched by its own name.
         select: a dict from patterns of saved paths, as for ``only``, to the part that is wanted of each array:
-            numpy's index, of whole numbers, slices that go up, and ``...``. ``like`` has the shape of the part.
+            numpy's index, of whole numbers, slices without a step, and ``...``. ``like`` has the shape of the part.
             Each process reads and verifies only the blocks that have some of what its devices need.
         sharding: where arrays go: a Sharding, a Mesh (saved PartitionSpecs are adapted to its
             axes), a pytree of Shardings, or a function of (path, leaf).

@@ -152,7 +152,7 @@ def make_request(
 
 
 def _indices(select: Any) -> dict[str, tuple[Any, ...]]:
-    """The index of each pattern in ``select=``, as a tuple; TypeError if it is none, ValueError for a slice that goes down."""
+    """The index of each pattern in ``select=``, as a tuple; TypeError if it is none, ValueError for a slice with a step."""
     if not isinstance(select, Mapping) or not all(isinstance(one, str) for one in select):
         raise TypeError(
             f"select= is a dict from patterns to indices, such as {{'embed/**': np.s_[:1000]}}, got {select!r}"
@@ -161,14 +161,14 @@ def _indices(select: Any) -> dict[str, tuple[Any, ...]]:
     for pattern, entries in found.items():
         where = f"select={{{pattern!r}: {select[pattern]!r}}}"
         slices = [one for one in entries if isinstance(one, slice)]
-        ends = [end for one in slices for end in (one.start, one.stop, one.step)]
+        ends = [end for one in slices for end in (one.start, one.stop)]
         numbers = [one for one in entries if not isinstance(one, slice) and one is not ...]
         numbers += [end for end in ends if end is not None]
         odd = [n for n in numbers if isinstance(n, bool) or not isinstance(n, int | np.integer)]
         if odd or [one is ... for one in entries].count(True) > 1:
             raise TypeError(f"{where}: an index is of whole numbers, slices and at most one ...")
-        if any(one.step is not None and one.step < 1 for one in slices):
-            raise ValueError(f"{where}: a slice goes up: its step is 1 or more")
+        if any(one.step not in (None, 1) for one in slices):
+            raise ValueError(f"{where}: a slice has no step: index what it loads without one")
     return found
 
 

@@ -1,9 +1,8 @@
 """Save now, from outside: a file beside the steps asks a job that runs for a step, whatever its policy wants.
 
-Process 0 looks for the file every few seconds, when ``save`` or ``should_save`` asks about a step. Several processes learn its
-answer in one round, at a step that the answer before named, so that the steps between cost no message. Process 0 waits for
-nobody there, and who is ahead of it waits for it alone: all save the same step, and no two wait for each other.
-The file goes once that step is committed. What a killed job leaves is answered by the next one.
+Process 0 looks for the file every few seconds, when ``save`` or ``should_save`` asks about a step. Several processes
+learn its answer in one round, at a step that the answer before named: the steps between cost no message, and no two
+processes wait for each other. The file goes once that step is committed. The next job answers what a killed one leaves.
 """
 
 from __future__ import annotations

@@ -32,8 +32,7 @@ from ckpt_core._lazy import jax
 from ckpt_core._options import MIB
 from ckpt_core._platform import ROOTS
 from ckpt_core._save.agree import text_of_array, text_of_text
-from ckpt_core._save.job import Landed, SaveJob
-from ckpt_core._save.job import PreparedItem as PreparedItem
+from ckpt_core._save.job import Landed, PreparedItem as PreparedItem, SaveJob
 from ckpt_core._save.plan import (
     PlannedLeaf,
     TreePlan,

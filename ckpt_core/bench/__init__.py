@@ -6,17 +6,20 @@ come with ckpt. The rest of ckpt does not import this package, and importing it 
 jax reads first.
 """
 
-from ckpt_core.bench._config import ConfigError as ConfigError
-from ckpt_core.bench._config import SuiteConfig as SuiteConfig
-from ckpt_core.bench._config import load_suite as load_suite
-from ckpt_core.bench._config import parse_suite as parse_suite
-from ckpt_core.bench._core import BenchmarkOptions as BenchmarkOptions
-from ckpt_core.bench._core import BenchmarksGenerator as BenchmarksGenerator
-from ckpt_core.bench._core import Skipped as Skipped
-from ckpt_core.bench._core import TestContext as TestContext
-from ckpt_core.bench._core import TestResult as TestResult
-from ckpt_core.bench._core import benchmark_options as benchmark_options
+from ckpt_core.bench._config import (
+    ConfigError as ConfigError,
+    SuiteConfig as SuiteConfig,
+    load_suite as load_suite,
+    parse_suite as parse_suite,
+)
+from ckpt_core.bench._core import (
+    BenchmarkOptions as BenchmarkOptions,
+    BenchmarksGenerator as BenchmarksGenerator,
+    Skipped as Skipped,
+    TestContext as TestContext,
+    TestResult as TestResult,
+    benchmark_options as benchmark_options,
+)
 from ckpt_core.bench._machine import settle as settle
 from ckpt_core.bench._measure import Metrics as Metrics
-from ckpt_core.bench._run import RunSettings as RunSettings
-from ckpt_core.bench._run import run_suite as run_suite
+from ckpt_core.bench._run import RunSettings as RunSettings, run_suite as run_suite

@@ -10,10 +10,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ckpt_core._event_file import EventFile
 from ckpt_core.bench._config import ConfigError
 from ckpt_core.bench._measure import PEAK, RATE, TIME, is_rate
 from ckpt_core.bench._results import CaseResult, SuiteResult, Summary, collected
+from ckpt_core.events import EventFile
 
 _ACKNOWLEDGED = ("save", "save_background")
 """Operations after which a save is acknowledged. `save_blocking` acknowledges nothing."""

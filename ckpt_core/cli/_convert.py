@@ -165,8 +165,7 @@ def report(
 ) -> int:
     """Write a page about a run: bytes, leaves, shardings, steps, differences, health; reads arrays with --stats only."""
     from ckpt_core._directory import place
-    from ckpt_core.report import Request, page, read_report
-    from ckpt_core.report import as_json as as_data
+    from ckpt_core.report import Request, as_json as as_data, page, read_report
 
     output = output or (None if as_json else Path("report.html"))
     if output is not None:

@@ -15,8 +15,7 @@ from rich.console import Console
 from ckpt_core._directory import PosixBackend, StepNames
 from ckpt_core._errors import CheckpointNotFound, NewerFormat
 from ckpt_core._results import CheckpointInfo, ItemInfo, LeafInfo, VerifyReport
-from ckpt_core._verify import inspect
-from ckpt_core._verify import verify as check
+from ckpt_core._verify import inspect, verify as check
 from ckpt_core.cli._shared import (
     console,
     counted,

@@ -18,8 +18,7 @@ from rich.text import Text
 
 from ckpt_core._errors import StructureMismatch
 from ckpt_core._format.plain_json import strict_json
-from ckpt_core._words import size as size
-from ckpt_core._words import time_of
+from ckpt_core._words import size as size, time_of
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 

@@ -11,10 +11,8 @@ from importlib.resources import files
 from typing import Any
 
 from ckpt_core._format.plain_json import strict_json
-from ckpt_core.report._facts import Report as Report
-from ckpt_core.report._facts import as_json as as_json
-from ckpt_core.report._read import Request as Request
-from ckpt_core.report._read import read_report as read_report
+from ckpt_core.report._facts import Report as Report, as_json as as_json
+from ckpt_core.report._read import Request as Request, read_report as read_report
 
 SCRIPTS = ("base", "data", "charts", "overview", "steps", "treemap", "sharding", "leaf", "tree", "compare", "health", "main")  # fmt: skip
 """In the order in which they run, as one script."""

@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ckpt_core.testing import strategies as strategies
     from ckpt_core.testing._prints import assert_same as assert_same
-    from ckpt_core.testing._resume import ExactResume as ExactResume
-    from ckpt_core.testing._resume import Interrupted as Interrupted
-    from ckpt_core.testing._resume import Report as Report
-    from ckpt_core.testing._resume import assert_exact_resume as assert_exact_resume
-    from ckpt_core.testing.suite import InPlaceSuite as InPlaceSuite
-    from ckpt_core.testing.suite import PytreeSuite as PytreeSuite
+    from ckpt_core.testing._resume import (
+        ExactResume as ExactResume,
+        Interrupted as Interrupted,
+        Report as Report,
+        assert_exact_resume as assert_exact_resume,
+    )
+    from ckpt_core.testing.suite import InPlaceSuite as InPlaceSuite, PytreeSuite as PytreeSuite
 
 _HOMES = {
     "_prints": ("assert_same",),

@@ -18,8 +18,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from ckpt_core import _adapters
-from ckpt_core._tree import Node, flatten, format_path
-from ckpt_core._tree import Path as LeafPath
+from ckpt_core._tree import Node, Path as LeafPath, flatten, format_path
 from ckpt_core._tree.leaves import is_key_dtype
 from ckpt_core.testing._prints import Prints, first_difference, prints_from
 from ckpt_core.testing._resume import portable, run_apart

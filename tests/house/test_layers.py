@@ -36,7 +36,6 @@ LAYERS: list[tuple[str, set[str]]] = [
     ("4 what a directory of steps is made of", {"_run.in_flight", "_run.lease", "_run.steps"}),
     ("4 the tiers of a directory of steps", {"_run.tiers"}),
     ("4 a directory of steps", {"_run"}),
-    ("5 event files of TensorBoard", {"_event_file"}),
     ("5 listeners, other formats, numbers", {"_doctor", "_look", "convert", "events"}),
     ("5 a run as a page", {"report"}),
     ("5 the front door", {"__init__"}),

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core.testing import assert_exact_resume as check
-from ckpt_core.testing import assert_same
+from ckpt_core.testing import assert_exact_resume as check, assert_same
 from tests.support.paths import ROOT
 
 TOTAL = 8

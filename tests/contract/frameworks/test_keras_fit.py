@@ -14,8 +14,7 @@ import pytest
 
 import ckpt_core as ckpt
 import ckpt_keras
-from tests.support import forked, seams
-from tests.support import keras_models as km
+from tests.support import forked, keras_models as km, seams
 from tests.support.children import environment
 from tests.support.keras_models import (
     Callback,

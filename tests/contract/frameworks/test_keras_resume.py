@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import ckpt_keras
-from tests.support import forked
-from tests.support import keras_models as km
+from tests.support import forked, keras_models as km
 from tests.support.children import environment
 from tests.support.keras_models import Callback, OrbaxCheckpointCallback, Stop, keras, steps
 from tests.support.paths import ROOT

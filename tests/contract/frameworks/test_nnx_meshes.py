@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 from flax import nnx
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import ckpt_core as ckpt
 from ckpt_flax_nnx import abstract, like_params, restore_or_init

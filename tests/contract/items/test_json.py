@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import ckpt_core as ckpt
 from tests.support.orbax import make_quiet_orbax  # noqa: F401 (fixture)

@@ -194,7 +194,7 @@ def test_how_long_it_took_is_told(tmp_path, caplog):
     with caplog.at_level(logging.INFO, "ckpt_core"):
         ckpt.restore(tmp_path / "a", data=data, options=options)
     assert "taken and dropped 3 batches of epoch 0 again" in caplog.text
-    assert kinds == ["restore_started", "data_moved", "restored"] and data.skip_secs > 0
+    assert kinds == ["restore_started", "data_moved", "restored"]
 
 
 @pytest.mark.parametrize("error", [OSError("the network is away"), KeyboardInterrupt()])

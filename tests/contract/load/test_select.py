@@ -19,9 +19,9 @@ from tests.support.stores import make_s3_url, make_server, url_of_kind  # noqa: 
 
 TABLE = np.arange(32 * 8 * 16, dtype=np.float32).reshape(32, 8, 16)
 INDICES = [
-    *(np.s_[:10], np.s_[8:16], np.s_[3], np.s_[-1], np.s_[::3], np.s_[5:2], np.s_[:1000]),
-    *(np.s_[...], np.s_[..., 2], np.s_[:, -4:], np.s_[2:30:7, 1:, ::5], np.s_[4, ..., 1::2]),
-    *(np.s_[np.int64(2), 3, 4], np.s_[:, 5], np.s_[24:, ..., 8:16], np.s_[30::2]),
+    *(np.s_[:10], np.s_[8:16], np.s_[3], np.s_[-1], np.s_[5:2], np.s_[:1000]),
+    *(np.s_[...], np.s_[..., 2], np.s_[:, -4:], np.s_[2:30, 1:, :5], np.s_[4, ..., 1:]),
+    *(np.s_[np.int64(2), 3, 4], np.s_[:, 5], np.s_[24:, ..., 8:16], np.s_[::1]),
 ]
 
 
@@ -43,8 +43,8 @@ def test_as_numpy_selects(tmp_path, mesh, writer):
         found = ckpt.load(path, select={"tab*": index}, as_numpy=True)
         assert bits(found["table"]) == bits(np.array(TABLE[index])), index
         assert isinstance(found["table"], np.ndarray) and found["other"].tolist() == [1, 1, 1]
-    placed = ckpt.load(path, select={"tab*": np.s_[5, ::3]}, only="table")["table"]
-    assert bits(placed) == bits(np.array(TABLE[5, ::3]))
+    placed = ckpt.load(path, select={"tab*": np.s_[5, :3]}, only="table")["table"]
+    assert bits(placed) == bits(np.array(TABLE[5, :3]))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
@@ -52,7 +52,7 @@ def test_as_numpy_selects(tmp_path, mesh, writer):
 @pytest.mark.parametrize("writer", ["chunks", "zstd", "orbax", "file"])
 def test_each_device_has_its_part_of_the_selection(tmp_path, mesh, writer, kind, dtype):
     path = saved(tmp_path, mesh, writer)
-    for index in (np.s_[8:24], np.s_[::4, :, :8], np.s_[5], np.s_[..., 3], np.s_[:, 1:5, ::2]):
+    for index in (np.s_[8:24], np.s_[:8, :, :8], np.s_[5], np.s_[..., 3], np.s_[:, 1:5, :8]):
         expected = TABLE[index].astype(dtype)
         sharding = shardings(mesh, expected.shape, kind)
         wanted = jax.ShapeDtypeStruct(expected.shape, dtype, sharding=sharding)
@@ -69,8 +69,8 @@ def test_from_a_bucket(request, kind):
     with ckpt.Checkpointer(path) as checkpointer:
         checkpointer.save(3, model={"table": TABLE}, note={"text": "x"})
         checkpointer.wait_until_finished()
-        found = checkpointer.load(3, select={"model/table": np.s_[::5, 2]}, item="model")
-        assert (found["table"] == TABLE[::5, 2]).all()
+        found = checkpointer.load(3, select={"model/table": np.s_[:5, 2]}, item="model")
+        assert (found["table"] == TABLE[:5, 2]).all()
 
 
 def test_it_stays_where_it_was(tmp_path, mesh):
@@ -93,9 +93,9 @@ def test_arrays_of_other_dtypes(tmp_path):
         "small": jnp.arange(8, dtype=jnp.float8_e4m3fn),
     }
     ckpt.save(tmp_path / "a", values)
-    found = ckpt.load(tmp_path / "a", select={"**": np.s_[2:6:2]})
+    found = ckpt.load(tmp_path / "a", select={"**": np.s_[2:6]})
     for name, value in values.items():
-        expected = np.asarray(value)[2:6:2]
+        expected = np.asarray(value)[2:6]
         assert found[name].dtype == expected.dtype and bits(found[name]) == bits(expected)
 
 
@@ -151,9 +151,9 @@ def test_what_is_no_dict_of_patterns(tmp_path, select):
         ckpt.load(tmp_path, select=select)
 
 
-@pytest.mark.parametrize("step", [-1, 0])
-def test_a_slice_goes_up(tmp_path, step):
-    with pytest.raises(ValueError, match="its step is 1 or more"):
+@pytest.mark.parametrize("step", [-1, 0, 2])
+def test_a_slice_has_no_step(tmp_path, step):
+    with pytest.raises(ValueError, match="a slice has no step"):
         ckpt.load(tmp_path, select={"w": np.s_[::step]})
     with pytest.raises(TypeError, match="select= is an argument of load"):
         ckpt.restore(tmp_path, select={"w": 0}, options=Options())

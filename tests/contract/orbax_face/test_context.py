@@ -9,8 +9,7 @@ import pytest
 
 import ckpt_core as ckpt
 import ckpt_orbax
-from ckpt_orbax import NotOffered, pathways
-from ckpt_orbax import v1 as ocp
+from ckpt_orbax import NotOffered, pathways, v1 as ocp
 from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs" / "api" / "orbax.md").read_text()

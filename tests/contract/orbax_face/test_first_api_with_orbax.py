@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as theirs
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 import ckpt_orbax as ours
 from tests.support.orbax import make_quiet_orbax  # noqa: F401 (fixture)

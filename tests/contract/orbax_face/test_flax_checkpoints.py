@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax.training import checkpoints as flax_own
-from flax.training import train_state
+from flax.training import checkpoints as flax_own, train_state
 
 import ckpt_core as ckpt
 import ckpt_orbax

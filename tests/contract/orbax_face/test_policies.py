@@ -6,8 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import ckpt_core as ckpt
 import ckpt_orbax

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import ckpt_orbax as ocp
-from ckpt_orbax import flax_checkpoints
-from ckpt_orbax import v1 as ocp_v1
+from ckpt_orbax import flax_checkpoints, v1 as ocp_v1
 from tests.support.refusals import refuse
 
 TARGET = {"w": np.zeros(2)}

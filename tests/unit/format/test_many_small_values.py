@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import tensorstore as ts
 import zstandard
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import ckpt_core as ckpt
 from ckpt_core._format.packed import apart, name_apart, pack

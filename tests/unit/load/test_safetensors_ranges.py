@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import ckpt_core as ckpt
 from ckpt_core._layout.regions import Region, pieces, region_shape, region_slices

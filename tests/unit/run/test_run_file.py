@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import ckpt_core as ckpt
 from ckpt_core._run.run_file import Removal, RunFile, parse_run_file

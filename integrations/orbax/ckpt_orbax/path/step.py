@@ -10,8 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import ckpt_core as ckpt
 from ckpt_orbax._paths import as_path, as_text, exists
 from ckpt_orbax._refused import not_offered
-from ckpt_orbax.checkpoint_managers import CheckpointMetadata
-from ckpt_orbax.checkpoint_managers import Step as Step
+from ckpt_orbax.checkpoint_managers import CheckpointMetadata, Step as Step
 from ckpt_orbax.metadata import is_orbax_checkpoint, only_to_resume
 
 StepT = TypeVar("StepT", covariant=True)

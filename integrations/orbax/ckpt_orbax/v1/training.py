@@ -8,9 +8,11 @@ from collections.abc import Generator, Sequence
 from typing import Any, Unpack
 
 import ckpt_core as ckpt
-from ckpt_orbax._modules import errors as errors
-from ckpt_orbax._modules import preservation_policies as preservation_policies
-from ckpt_orbax._modules import save_decision_policies as save_decision_policies
+from ckpt_orbax._modules import (
+    errors as errors,
+    preservation_policies as preservation_policies,
+    save_decision_policies as save_decision_policies,
+)
 from ckpt_orbax._paths import as_path
 from ckpt_orbax._refused import not_offered, refuse_logger
 from ckpt_orbax._run import Run
