@@ -1,6 +1,6 @@
-"""What is checked of bytes that anybody may have written: names, sizes, and what JSON and zstd would take. Pure.
+"""What is checked of bytes that anybody may have written: names, sizes, what JSON and zstd would take. Pure.
 
-A larger file is damaged, and costs nothing: it is not read, though it may be extended sparsely to terabytes. If the
+A larger file is damaged, and is not read: it may be extended sparsely to terabytes. If the
 record lists a file, its size there counts; these limits are for files read without a record, and for crafted ones.
 They allow more leaves than a record may have (``treedef``). Measured with 100,000, a leaf takes up to 52 bytes in
 ``ckpt.json``, 75 in a checksum file, 300 in ``_METADATA`` and 8 in the index. A save that would exceed them raises

@@ -20,11 +20,11 @@ _SETS = "sets"
 
 
 class LoadAgreement:
-    """The agreements of one load between several processes. The load is a block of it: if the block fails, the others get the
+    """The agreements of one load between several processes, as a block around it: if the block fails, the others get the
     error where they wait next. Processes agree once after reading. A restore without ``atomic_restore`` also agrees after
     planning, so that none changes an object while another cannot match the checkpoint. So does a load that sends arrays between
     processes: who makes another call would never join a collective. If any process sets live objects, they agree last that all
-    have: else one would train from a step that another did not get.
+    have: else one would train from another step.
     """
 
     def __init__(self, request: Request, processes: Processes, step: int | None) -> None:

@@ -2,7 +2,7 @@
 
 Process 0 looks for the file every few seconds, when ``save`` or ``should_save`` asks about a step. Several processes
 learn its answer in one round, at a step that the answer before named: the steps between cost no message, and no two
-processes wait for each other. The file goes once that step is committed. The next job answers what a killed one leaves.
+processes wait for each other. The file goes once that step is committed. The next job answers what a killed one left.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the processes of a save agree on: that they save the same, and what each of them has written.
+"""What the processes of a save agree on: that they save the same, and what each has written.
 
 Each process computes by itself who writes which region. If structure, shapes, chunks or shardings differed between two,
 regions would be written twice or not at all. So each sends a digest of them before anything is written; that of a tree

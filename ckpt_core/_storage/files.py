@@ -3,7 +3,7 @@
 Files of this machine's disks are read past the page cache, but for what is in it already: through it a read takes memory
 twice. That is slower than the disk where state and cache fill the memory, or where the host of a virtual machine gives
 memory when it is first touched. So a thread reads blocks with ``O_DIRECT`` into a window of its own and copies from there:
-unlike the window, the memory of the caller need not be aligned to sectors.
+the caller's memory need not be aligned to sectors.
 """
 
 from __future__ import annotations

@@ -12,14 +12,14 @@ from ckpt_core.bench._config import (
     load_suite as load_suite,
     parse_suite as parse_suite,
 )
-from ckpt_core.bench._core import (
+from ckpt_core.bench._machine import settle as settle
+from ckpt_core.bench._measure import (
     BenchmarkOptions as BenchmarkOptions,
     BenchmarksGenerator as BenchmarksGenerator,
+    Metrics as Metrics,
     Skipped as Skipped,
     TestContext as TestContext,
     TestResult as TestResult,
     benchmark_options as benchmark_options,
 )
-from ckpt_core.bench._machine import settle as settle
-from ckpt_core.bench._measure import Metrics as Metrics
 from ckpt_core.bench._run import RunSettings as RunSettings, run_suite as run_suite

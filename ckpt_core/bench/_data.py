@@ -17,7 +17,7 @@ import ckpt_core as ckpt
 from ckpt_core._errors import CheckpointError
 from ckpt_core._format.checksums import bytes_of
 from ckpt_core.bench._config import ArraySpec, CheckpointConfig, MeshConfig
-from ckpt_core.bench._core import Skipped
+from ckpt_core.bench._measure import Skipped
 
 
 def make_mesh(config: MeshConfig | None) -> Any:

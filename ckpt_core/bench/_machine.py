@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core._directory import file_system_of
-from ckpt_core.bench._core import Skipped
+from ckpt_core.bench._measure import Skipped
 
 MIB = 1 << 20
 _PACKAGES = (

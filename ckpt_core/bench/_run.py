@@ -26,9 +26,14 @@ from ckpt_core.bench._config import (
     SuiteConfig,
     nearest,
 )
-from ckpt_core.bench._core import BenchmarkOptions, BenchmarksGenerator, Skipped, TestContext
 from ckpt_core.bench._machine import describe_environment, inventory
-from ckpt_core.bench._measure import TRACE_ROOT
+from ckpt_core.bench._measure import (
+    TRACE_ROOT,
+    BenchmarkOptions,
+    BenchmarksGenerator,
+    Skipped,
+    TestContext,
+)
 from ckpt_core.bench._results import (
     COUNTED,
     TRACED,

@@ -16,9 +16,9 @@ import jax
 import numpy as np
 
 from ckpt_core.bench._config import nearest
-from ckpt_core.bench._core import Skipped
 from ckpt_core.bench._data import names_of
 from ckpt_core.bench._machine import MIB, fsync_all
+from ckpt_core.bench._measure import Skipped
 
 
 class Library:
@@ -305,8 +305,7 @@ class Equinox(Library):
 
 class Floor(Library):
     """The lower bound: writes all bytes to one file, with fsync, and reads them back. The buffer to read into
-    is touched before the clock starts, so that a load causes no page faults. A library that stores and returns the same
-    bytes has more to do.
+    is touched before the clock starts, so that a load causes no page faults.
     """
 
     module = "os"
