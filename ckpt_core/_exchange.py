@@ -2,7 +2,7 @@
 
 The only module that opens sockets. Nothing is pushed: the process that needs files fetches them. A request names a part
 of a step and the number of a file in it, ``/<step>/<token>/<writer>/<n>``. A server gives what its ``ServedParts`` lists,
-to who knows the secret of the job: paths come from there alone, so no request can reach another file.
+to who knows the secret of the job: paths come from there alone, so no request reaches another file.
 """
 
 from __future__ import annotations

@@ -30,7 +30,6 @@ Kind = Literal[
     "committed",
     "save_failed",
     "restore_started",
-    "data_moved",
     "restored",
     "restore_failed",
     "progress",
@@ -46,8 +45,7 @@ class Event:
 
     Attributes:
         kind: ``save_started``, ``snapshot_taken`` (the call returns: ``secs`` is how long it
-            blocked), ``committed`` (durable), ``save_failed``, ``restore_started``, ``data_moved``
-            (an iterator stands where it stood; ``secs`` since the restore was called), ``restored``,
+            blocked), ``committed`` (durable), ``save_failed``, ``restore_started``, ``restored``,
             ``restore_failed``, ``progress`` (of a running save or restore), ``slow`` (it has
             taken ``Options.report_secs``, or a multiple; from a thread of its own), ``deleted``,
             ``delete_failed``.

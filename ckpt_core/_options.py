@@ -328,6 +328,7 @@ RESTORE_ARGUMENTS = (
 _OWNERS = {
     **dict.fromkeys(("force", "metrics"), "Checkpointer.save"),
     **dict.fromkeys(("sharding", "as_numpy", "select"), "load"),
+    "rules": "load and restore",
     "strict_latest": "Checkpointer.restore_latest",
     "options": "ckpt.save, ckpt.restore, ckpt.load and ckpt.Checkpointer(...)",
 }

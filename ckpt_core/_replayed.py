@@ -24,7 +24,7 @@ _NOT_COMPARED = -1
 _PLAIN = (str, bytes, bool, int, float, complex, type(None))
 _SEED = (
     "Give each shuffle, sampler, worker and augmentation a seed, so that each call of the function makes the same "
-    "batches. To begin these data anew, leave the item out of the restore and pass unexpected='ignore' to it"
+    "batches. To begin these data anew, open another Checkpointer, and restore without them by unexpected='ignore'"
 )
 
 

@@ -169,7 +169,7 @@ class ProgressBar:
             title = f"{self._doing.get(key, 'saving')} {name}"
             self._bars.start()
             self._tasks[key] = self._bars.add_task(title, total=None)
-        # without a total the bar pulses: TensorStore compresses all that is in memory before it writes a byte
+        # without a total it pulses
         total = event.total_bytes if event.bytes else None
         self._bars.update(self._tasks[key], completed=event.bytes, total=total)
 

@@ -25,7 +25,7 @@ from ckpt_core._saved import DerivedItem, ExtentItem, SavedItem
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.leaves import LeafSpec, leaf_spec
 from ckpt_core._tree.match import parse_path
-from ckpt_core._tree.patterns import selector
+from ckpt_core._tree.patterns import Select, selector
 
 _MOST_LEAVES = 100_000
 """Of one stacked array: a forged size could ask for any number."""
@@ -73,6 +73,11 @@ def under_rules(
     made = [_as_saved(item, names.at[name]) for name in left]
     results, problems = list[str](), list[Mismatch]()
     for bound in bounds:
+        rule = bound.rule
+        if not (rule.joins or rule.groups or rule.transpose or rule.stack):  # any leaf is renamed
+            results += bound.results
+            made.append(_as_saved(item, names.at[bound.sources[0][0]]))
+            continue
         found = _problems(bound, names) or _without_shape(bound, names)
         problems += found
         for path, one in () if found else _made(bound, names):
@@ -240,14 +245,18 @@ def _view(rule: Rule, wanted: Shape | None, stacked: int, joined: int) -> View |
     return view if view is not None and len(view.groups) == joined else None
 
 
-def under_select(where: str, item: SavedItem, select: Mapping[str, tuple[Any, ...]]) -> SavedItem:
-    """The item with the parts of arrays that ``select=`` takes, by patterns of saved paths; the item itself if none fits.
+def under_select(
+    where: str, item: SavedItem, select: Mapping[str, tuple[Any, ...]], wanted: Select | None
+) -> SavedItem:
+    """The item with the parts of ``wanted`` arrays that ``select=`` takes, by patterns of saved paths; itself if none fits.
     Raises StructureMismatch with all leaves of which there is no such part.
     """
     made, problems, changed = list[tuple[Path, _Made]](), list[Mismatch](), False
     chosen = [(one, selector(one, item=item.name)) for one in select]
     for leaf, (path, spec) in enumerate(zip(item.paths, item.specs, strict=True)):
         made.append((path, _as_saved(item, leaf)))
+        if wanted is not None and not wanted(path, spec):
+            continue
         as_file = tuple(str(path[0]).split(".")) if isinstance(item, ExtentItem) else path
         fit = [one for one, fits in chosen if fits and (fits(path, spec) or fits(as_file, spec))]
         changed = changed or bool(fit)

@@ -13,7 +13,6 @@ from typing import Any
 from ckpt_core._errors import SET, CheckpointError, drop_locals, mark_of_target
 from ckpt_core._lazy import jax
 from ckpt_core._load.plans import ItemPlan
-from ckpt_core._operation import Operation
 from ckpt_core._options import MIB
 
 _BATCH_BYTES = 128 * MIB
@@ -39,17 +38,14 @@ class InPlace:
     _setting: bool = False  # an object is being set
     _set: list[ItemPlan] = field(default_factory=list[ItemPlan])  # set as a whole
 
-    def begin(self, plans: Sequence[ItemPlan], operation: Operation) -> None:
+    def begin(self, plans: Sequence[ItemPlan]) -> None:
         """Sets the data pipelines, before arrays are read."""
         for plan in plans:
             if plan.is_pipeline:
-                operation.phase = f"moving the data of item {plan.name!r} to where they stood"
                 self._set.append(plan)
                 self._setting = True
                 self._early[plan.item.name] = plan.make([])
                 self._setting = False
-                operation.happened("data_moved")
-                operation.phase = "reading"
 
     def take(self, plan: ItemPlan, result: int, value: Any, size_bytes: int) -> None:
         """Takes the array that was read for position ``result``; sets all waiting arrays once they reach the limit."""

@@ -78,7 +78,7 @@ def run(opening: Opening, request: Request, step: int | None = None) -> Loaded:
                     if operation.listener is not None:
                         operation.total_bytes = _bytes_of(plans)
                     if in_place is not None:
-                        in_place.begin(plans, operation)
+                        in_place.begin(plans)
                     how = request, context, operation, reading, in_place
                     leaves = [_read(checkpoint, plan, *how) for plan in plans]
                     if checkpoint.shared or any(plan.item.shared for plan in plans):
@@ -127,6 +127,9 @@ def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> d
     plans = list(named.values())
     if request.restores:
         refuse_twice(request.target, [plan.live for plan in plans], _ONCE)
+    if request.select:  # a pattern that fits nothing is why shapes differ
+        taken = any(isinstance(plan.item, DerivedItem) for plan in plans)
+        _check_patterns(checkpoint, plans, "select", [*request.select], taken)
     if (
         request.rules.rename is not None
         or request.name_rules
@@ -139,9 +142,6 @@ def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> d
     if request.only is not None:
         loads = (at is not None for plan in plans for at in plan.positions)
         _check_patterns(checkpoint, plans, "only", request.only, any(loads))
-    if request.select:
-        taken = any(isinstance(plan.item, DerivedItem) for plan in plans)
-        _check_patterns(checkpoint, plans, "select", [*request.select], taken)
     return named
 
 

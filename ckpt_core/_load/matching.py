@@ -93,7 +93,9 @@ def plan_item(
     # arrays of an Orbax item are opened to learn the spec of every leaf
     item = with_specs(checkpoint, saved, context) if isinstance(saved, OrbaxItem) else saved
     if request.select:
-        item = under_select(checkpoint.path, item, request.select)
+        target = None if like is NOT_PASSED else like
+        wanted = None if request.only is None else _selection(request.only, item.name, target)
+        item = under_select(checkpoint.path, item, request.select, wanted)
     if like is NOT_PASSED:
         return _plan_as_saved(item, request)
     if getattr(adapter, "per_process", False):

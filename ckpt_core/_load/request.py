@@ -168,7 +168,7 @@ def _indices(select: Any) -> dict[str, tuple[Any, ...]]:
         if odd or [one is ... for one in entries].count(True) > 1:
             raise TypeError(f"{where}: an index is of whole numbers, slices and at most one ...")
         if any(one.step not in (None, 1) for one in slices):
-            raise ValueError(f"{where}: a slice has no step: index what it loads without one")
+            raise ValueError(f"{where}: select= takes no steps: load without, and index the result")
     return found
 
 

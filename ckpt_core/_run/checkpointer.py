@@ -193,7 +193,6 @@ class Checkpointer:
         items: Mapping[str, Any] | None = None,
         only: Any = None,
         rename: Any = None,
-        rules: Any = None,
         cast: bool = False,
         missing: str = "error",
         unexpected: str = "error",
@@ -238,9 +237,7 @@ class Checkpointer:
             check_flags(strict_latest=strict_latest)
         settle_all(self._run.slots)
         options = options or self._run.directory.options
-        request = make_request(
-            only, rename, cast, missing, unexpected, options, rules=rules, static=static
-        )
+        request = make_request(only, rename, cast, missing, unexpected, options, static=static)
         targets = collect_targets(state, items, targets)
         return self._run.restore_latest(targets, request, strict_latest)
 

@@ -1,4 +1,4 @@
-"""Arrays of other layouts, read through TensorStore, and what keeps it from running out of memory, which aborts the process."""
+"""Arrays of other layouts, read through TensorStore, and what keeps it from running out of memory: that ends the process."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def refuse_file(location: Location, name: str, most: int) -> None:
 
 def memory_bytes() -> int:
     """Maximum memory of this process in bytes: physical memory, the limit of its container, or RLIMIT_AS. ``sys.maxsize`` where
-    the system tells none of them (Windows): there a chunk that is too large ends the process, as TensorStore runs out of memory.
+    the system tells none (Windows): there a chunk that is too large ends the process.
     """
     known = [sys.maxsize]
     with contextlib.suppress(AttributeError, ValueError, OSError):

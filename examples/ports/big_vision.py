@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 path = os.path.join(sys.argv[1], "checkpoint.npz")
 mesh = Mesh(np.array(jax.devices()), ("fsdp",))

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from orbax.checkpoint.experimental.emergency import checkpoint_manager as emergency
 
 directory, *local = sys.argv[1:]

@@ -10,7 +10,8 @@ import optax
 import orbax.checkpoint as ocp
 from flax import linen as nn
 from flax.training.train_state import TrainState
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 STEPS, EVERY = 12, 2
 mesh = jax.sharding.Mesh(jax.devices(), ("data",))

@@ -187,14 +187,12 @@ def test_torch(tmp_path):
 
 
 def test_how_long_it_took_is_told(tmp_path, caplog):
-    data, kinds = ckpt.Replayed(make_batches), list[str]()
+    data = ckpt.Replayed(make_batches)
     taken(data, 3)
     ckpt.save(tmp_path / "a", data=data)
-    options = ckpt.Options(on_event=lambda event: kinds.append(event.kind))
     with caplog.at_level(logging.INFO, "ckpt_core"):
-        ckpt.restore(tmp_path / "a", data=data, options=options)
+        ckpt.restore(tmp_path / "a", data=data)
     assert "taken and dropped 3 batches of epoch 0 again" in caplog.text
-    assert kinds == ["restore_started", "data_moved", "restored"]
 
 
 @pytest.mark.parametrize("error", [OSError("the network is away"), KeyboardInterrupt()])

@@ -170,7 +170,9 @@ def test_a_live_model_from_a_run_and_back(tmp_path, atomic):
     first.kernel[...] = jnp.arange(96.0).reshape(3, 8, 4)
     with ckpt.Checkpointer(tmp_path / "run") as checkpointer:
         checkpointer.save(0, model=first)
-        assert checkpointer.restore_latest(model=listed, rules=unstacked, options=options)
+        with pytest.raises(TypeError, match="rules= is an argument of load and restore"):
+            checkpointer.restore_latest(model=listed, rules=unstacked)
+        assert checkpointer.restore(0, model=listed, rules=unstacked, options=options)
         assert (listed.layers[2].kernel[...] == first.kernel[2].T).all()
         checkpointer.save(1, model=listed)
         second = Scanned()
@@ -187,9 +189,7 @@ def test_all_that_does_not_fit_is_in_one_error(tmp_path):
     rules = [
         Rule("scan/w", "layers_{n}/w", stack="n"),  # forgets the transpose
         Rule("scan/k", "k/{n}", stack="n", stack_axis=4),
-        Rule("step", "steps"),
-        Rule("key", "keys"),
-        Rule("name", "names"),
+        *(Rule(name, f"{name}s/{{n}}", stack="n") for name in ("step", "key", "name")),
         Rule("skan/q", "layers_{n}/q", stack="n"),
         Rule("gone", "found"),  # is in another item
         Rule("before", "kept"),  # has its new name already

@@ -153,7 +153,24 @@ def test_what_is_no_dict_of_patterns(tmp_path, select):
 
 @pytest.mark.parametrize("step", [-1, 0, 2])
 def test_a_slice_has_no_step(tmp_path, step):
-    with pytest.raises(ValueError, match="a slice has no step"):
+    with pytest.raises(ValueError, match="select= takes no steps"):
         ckpt.load(tmp_path, select={"w": np.s_[::step]})
     with pytest.raises(TypeError, match="select= is an argument of load"):
         ckpt.restore(tmp_path, select={"w": 0}, options=Options())
+
+
+def test_what_only_leaves_out_is_not_indexed(tmp_path):
+    ckpt.save(tmp_path / "a", {"params": {"w": TABLE}, "step": 1})
+    found = ckpt.load(tmp_path / "a", only="params/**", select={"**": 2})
+    assert (found["params"]["w"] == TABLE[2]).all()
+    with pytest.raises(ckpt.CheckpointNotFound, match="'parms' matches no leaf"):
+        ckpt.load(tmp_path / "a", {"params": {"w": TABLE[2]}, "step": 1}, select={"parms": 2})
+
+
+def test_a_rule_that_renames_takes_any_leaf(tmp_path):
+    ckpt.save(tmp_path / "a", {"up": TABLE, "at": 7, "key": jax.random.key(1), "text": "x"})
+    like = {"down": TABLE, "step": 0, "rng": jax.random.key(0), "note": ""}
+    names = {"up": "down", "at": "step", "key": "rng", "text": "note"}
+    found = ckpt.load(tmp_path / "a", like, rules=[ckpt.Rule(*pair) for pair in names.items()])
+    assert (found["step"], found["note"]) == (7, "x") and (found["down"] == TABLE).all()
+    assert (jax.random.key_data(found["rng"]) == jax.random.key_data(jax.random.key(1))).all()
