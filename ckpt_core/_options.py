@@ -251,8 +251,8 @@ def _check(options: Options) -> None:
         kinds, wanted = _TYPES.get(name, (object, ""))
         if not isinstance(value, kinds):
             raise TypeError(f"Options.{name} is {wanted}, got {value!r}")
-        fits, words = _VALUES.get(name, (callable, ""))
-        if words and not fits(value):
+        fits, words = _VALUES.get(name, (None, ""))
+        if fits is not None and not fits(value):
             raise ValueError(f"Options.{name} {words}, got {value!r}")
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckpt_core._layout.regions import Region, Shape, region_shape
+from ckpt_core._layout.regions import Region, Shape, region_shape, whole
 
 _Array = np.ndarray[Any, Any]
 
@@ -79,33 +79,28 @@ class Part(NamedTuple):
     """A tensor that is all of a saved array, or a part of it."""
 
     leaf: int  # position of the array in the item
-    runs: tuple[range, ...]  # the indices that it takes of each dimension of the array
+    region: Region  # of the array
     dropped: tuple[int, ...] = ()  # dimensions, of one index each, that the tensor lacks
 
     @classmethod
     def whole(cls, leaf: int, shape: Shape) -> Part:
         """All of an array."""
-        return cls(leaf, tuple(map(range, shape)))
+        return cls(leaf, whole(shape))
 
     @property
     def shape(self) -> Shape:
         """Shape of the tensor."""
-        return tuple(len(run) for axis, run in enumerate(self.runs) if axis not in self.dropped)
-
-    @property
-    def region(self) -> Region:
-        """From the first to the last index of each dimension."""
-        return tuple((run[0], run[-1] + 1) if run else (0, 0) for run in self.runs)
+        sizes = enumerate(region_shape(self.region))
+        return tuple(size for axis, size in sizes if axis not in self.dropped)
 
     def within(self, inner: Region) -> Part:
         """The part that is a region of the tensor."""
-        bounds = iter(inner)
-        return self._replace(
-            runs=tuple(
-                run if axis in self.dropped else run[slice(*next(bounds))]
-                for axis, run in enumerate(self.runs)
-            )
-        )
+        region, bounds = list(self.region), iter(inner)
+        for axis, (first, _) in enumerate(self.region):
+            if axis not in self.dropped:
+                start, stop = next(bounds)
+                region[axis] = first + start, first + stop
+        return self._replace(region=tuple(region))
 
 
 @dataclass(frozen=True)
@@ -132,7 +127,7 @@ class Recipe:
     def axes(self) -> list[int | None]:
         """For each dimension of the leaf that of its first array; None if it is stacked, or a part of one."""
         index, (part, *_) = self.rows[0]
-        kept = [axis for axis in range(len(part.runs)) if axis not in part.dropped]
+        kept = [axis for axis in range(len(part.region)) if axis not in part.dropped]
         groups = zip(self.view.groups, kept, strict=True)
         uncut = {group[0]: axis for group, axis in groups if len(group) == 1}
         found = [uncut.get(axis) for axis in self.view.transpose]
@@ -182,6 +177,6 @@ def indexed(leaf: int, shape: Shape, index: tuple[Any, ...]) -> Part:
     rest = [slice(None)] * (len(shape) - len(index) + (... in index))
     entries = zip((*index[:at], *rest, *index[at + 1 :]), shape, strict=True)
     chosen = [range(size)[entry] for entry, size in entries]
-    runs = (one if isinstance(one, range) else range(one, one + 1) for one in chosen)
+    runs = [one if isinstance(one, range) else range(one, one + 1) for one in chosen]
     dropped = tuple(n for n, one in enumerate(chosen) if not isinstance(one, range))
-    return Part(leaf, tuple(runs), dropped)
+    return Part(leaf, tuple((run.start, run.start + len(run)) for run in runs), dropped)

@@ -185,10 +185,10 @@ def _made(bound: Bound, names: _Names) -> Iterator[tuple[str, _Made]]:
         numbers = dict(zip(dropped, at, strict=True))
 
         def part(leaf: int, numbers: Mapping[int, int] = numbers) -> Part:
-            runs = [range(size) for size in specs[leaf].shape]
+            region = list(whole(specs[leaf].shape))
             for axis, n in numbers.items():
-                runs[axis] = range(n, n + 1)
-            return Part(leaf, tuple(runs), dropped)
+                region[axis] = n, n + 1
+            return Part(leaf, tuple(region), dropped)
 
         values = dict(zip(rule.stack, map(str, at), strict=False))
         results = [with_places(path, values) for path in bound.results]

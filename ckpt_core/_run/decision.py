@@ -46,12 +46,12 @@ class SaveDecision:
         if self._agree and self._last is not None and self._last[0] == step:
             return self._last[1]  # process 0 has already decided about this step
         # before the policy, which may raise in one process alone
-        if (asked := self._save_now) is not None:
-            asked.step = step if asked.step == step else None
+        if (save_now := self._save_now) is not None:
+            save_now.step = step if save_now.step == step else None
             now = step if self._processes.count > 1 else time.monotonic()
-            if now >= asked.due or step < asked.last:
-                asked.look_for_request(step)
-            asked.last = step
+            if now >= save_now.due or step < save_now.last:
+                save_now.look_for_request(step)
+            save_now.last = step
         # A listing that fails in one process must not keep that one out of a call that the others make.
         if self._newest == _NOT_LOOKED and not self._agree and not self._by_step:
             self._newest = self._newest_on_disk()
@@ -65,7 +65,7 @@ class SaveDecision:
             wanted = self._agreed(step, context)
         else:
             wanted = bool(self._policy(step, context))
-        if asked is not None and asked.step is not None:
+        if save_now is not None and save_now.step is not None:
             wanted = True
         self._last = (step, wanted)
         if self._listens and not self._agree:

@@ -16,13 +16,13 @@ from tests.support.paths import INTEGRATIONS, PACKAGE, ROOT, modules
 
 # What the house weighs. These numbers only fall.
 SUMS = {
-    "lines of ckpt_core": 38_915,
-    "characters of ckpt_core": 1_692_324,
+    "lines of ckpt_core": 38_910,
+    "characters of ckpt_core": 1_692_241,
     "lines of the integrations": 12_272,
     "characters of the integrations": 510_229,
     "files of both": 239,
-    "lines of tests": 55_515,
-    "lines of tests that import private names": 7_374,
+    "lines of tests": 55_514,
+    "lines of tests that import private names": 7_370,
     "files of tests": 341,
     "words of pages": 19_339,
     "sentences of pages above 35 words": 0,

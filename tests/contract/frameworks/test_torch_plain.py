@@ -346,8 +346,6 @@ def test_one_optimizer_over_two_models_whose_parameters_have_the_same_names(tmp_
         ckpt.restore(tmp_path / "a", optimizer=both(2, False)[1])
 
 
-# --------------------------------------------------- weights of a Gemma that PyTorch saved
-
 VOCABULARY, WIDTH, HEADS, KV_HEADS, SIZE, HIDDEN, LAYERS = 48, 16, 4, 2, 8, 24, 3
 LINEAR = {
     "self_attn.q_proj": (HEADS * SIZE, WIDTH),

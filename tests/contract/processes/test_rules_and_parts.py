@@ -4,19 +4,14 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
+from tests.contract.processes.test_broadcast import COUNTING
 from tests.support.launch import launch, reports
 
-COUNTED = """
+CHECK = (
+    COUNTING
+    + """
 from ckpt_core import Rule
-counted, plain = [], os.preadv
-def counting(descriptor, *arguments):
-    got = plain(descriptor, *arguments)
-    if "/d/" in os.readlink(f"/proc/self/fd/{descriptor}"):
-        counted.append(got)
-    return got
-os.preadv = counting
-
-square = Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b"))
+square = Mesh(devices.reshape(2, 2), ("a", "b"))
 table = np.arange(64 * 8 * 4096, dtype=np.float32).reshape(64, 8, 4096)
 layers = table.reshape(4, 16 * 8, 4096)
 rows = P(("a", "b"))
@@ -33,12 +28,12 @@ def check(name, target, expected, **how):
         assert all((np.asarray(s.data) == other[s.index]).all() for s in one.addressable_shards)
     return sum(counted)
 """
+)
 
 LOADS = """
 parts = [Rule("w", "w/{n}", stack="n", stack_axis=1)]
 taken = {"w": [table[:, n] for n in range(8)]}
 stacked = [Rule("l/{n}", "w", stack="n")]
-sharing = ckpt.Options(timeout_secs=40, broadcast=True)
 found = {
     "select": check("table", {"w": like(32, 8, 4096)}, {"w": table[32:]}, select={"w": np.s_[32:]}),
     "middle": check("table", {"w": like(64, 4096)}, {"w": table[:, 3]}, select={"w": np.s_[:, 3]}),
@@ -63,9 +58,9 @@ report()
 
 @pytest.mark.linux("/proc/self/fd")
 def test_a_process_reads_what_its_shards_need(tmp_path):
-    reports(launch(COUNTED + SAVE, tmp_path / "run", limit_secs=150))
+    reports(launch(CHECK + SAVE, tmp_path / "run", limit_secs=150))
     all_bytes = 64 * 8 * 4096 * 4
-    for told in reports(launch(COUNTED + LOADS, tmp_path / "run", limit_secs=150)):
+    for told in reports(launch(CHECK + LOADS, tmp_path / "run", limit_secs=150)):
         assert told["select"] == all_bytes // 4
         # 16 rows of an array are a block, and each block has some of every layer
         assert told["middle"] == told["as saved"] == told["unstack"] == all_bytes // 2
@@ -93,7 +88,7 @@ def test_what_is_not_the_same_is_refused(tmp_path):
     """A global array would be made of shards of different arrays."""
     values = np.arange(64 * 8, dtype=np.float32).reshape(64, 8)
     ckpt.save(tmp_path / "run/one", {"a": values, "b": -values})
-    for told in reports(launch(COUNTED + DIFFER, tmp_path / "run")):
+    for told in reports(launch(CHECK + DIFFER, tmp_path / "run")):
         for name in ("rules", "select"):
             assert told[name] is not None, name
             assert "all processes must load the same" in told[name]["text"]

@@ -120,6 +120,22 @@ def test_steps_that_are_left_are_moved_and_named(tmp_path, caplog):
     assert value_of(ckpt.load(f"{directory}/retired/4")) == 4
 
 
+def test_what_is_refused_says_the_way_out(directory, caplog):
+    write(directory, 0, 2, 4)
+    with start(directory, asynchronous=False) as checkpointer:
+        with pytest.raises(ckpt.CheckpointExists, match=r"call restore_latest\(\)"):
+            checkpointer.save(0, state(NEW))
+        with pytest.raises(ckpt.CheckpointExists, match=r"older than 4.*rollback_to\(2\)") as told:
+            checkpointer.save(3, state(NEW))
+        assert "force=True" in str(told.value)
+        assert checkpointer.save(3, state(NEW), force=True)
+        assert "step 3 is saved with force=True, and is older than 4" in caplog.text
+        assert checkpointer.rollback_to(2) == [3, 4]
+        assert "has deleted every step" not in caplog.text
+        assert checkpointer.rollback_to(0) == [2]
+    assert values(directory) == {0: 0}
+
+
 def test_a_step_that_is_being_read_is_waited_for(tmp_path):
     write(tmp_path / "run", 0, 1)
     reading, read = threading.Event(), threading.Event()

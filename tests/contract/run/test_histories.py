@@ -3,8 +3,6 @@
 Random ones, and those that users met, as rows: `play` says how they read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, ClassVar
 

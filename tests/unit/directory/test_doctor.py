@@ -1,7 +1,5 @@
 """What ``ckpt doctor`` makes of what it has measured."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which saves of a run count: a lineage bounds those before it; and the file ``.ckpt-run``."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterable
