@@ -78,9 +78,8 @@ class Metrics:
 
     @contextmanager
     def _traced(self, name: str) -> Generator[None, None, None]:
-        if (
-            self._trace_root is None or self._tracing
-        ):  # jax records one trace at a time, of the outer block
+        # jax records one trace at a time, of the outer block
+        if self._trace_root is None or self._tracing:
             yield
             return
         import jax

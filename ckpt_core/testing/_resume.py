@@ -333,9 +333,8 @@ def run_apart(
         process.join(timeout_secs)
         if process.is_alive():
             assert process.pid is not None
-            with suppress(
-                ProcessLookupError
-            ):  # it has not made its process group yet, or has ended
+            # it has not made its process group yet, or has ended
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.kill()
             process.join()
