@@ -75,8 +75,8 @@ class LoadAgreement:
         return answer
 
     def _identity_of(self, checkpoint: Checkpoint, plans: Sequence[ItemPlan]) -> str:
-        """What this process loads, for process 0. With broadcast every leaf counts as one that others share, and the size of the
-        rounds in which leaves are sent; of what lies on one process alone only that it is loaded.
+        """What this process loads, for process 0: of leaves on one process alone nothing. With broadcast every leaf counts, and
+        the size of the rounds in which leaves are sent; of what lies on one process alone only that it is loaded.
         """
         in_rounds = self._options.max_host_bytes if self._options.broadcast else 0
         beyond, on = hashlib.sha256(str(in_rounds).encode()), set[int]()
@@ -95,7 +95,7 @@ class LoadAgreement:
                         text = where_text(sharding, True, spec.shape, own=False)
                         known[key] = text, holders
                 where, holders = known[key]
-                if holders - {self._round.processes.index}:
+                if len(holders) > 1:
                     on |= holders
                 elif not in_rounds:
                     continue
@@ -124,7 +124,7 @@ class Identity(NamedTuple):
 
     path: str  # for messages
     attempt: str  # token of the save that wrote the checkpoint; empty if each may load another one
-    beyond: str  # digest of the leaves that lie on other processes, too, or on others alone, with dtypes and shardings
+    beyond: str  # digest of the leaves that lie on several processes, with dtypes and shardings
     on: Sequence[Sequence[int]]  # processes that hold these, as runs, so that messages stay short
     sets: bool  # live objects
     found: str  # token of the save, never left out
