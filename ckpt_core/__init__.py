@@ -19,63 +19,56 @@ import gc
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ckpt_core import _fork as _fork  # records the process id before any fork
-from ckpt_core._background import (
-    pending as pending,  # early, so that its exit handler runs after those of users
+from ckpt_core import (
+    _background as _background,  # early: its exit handler runs after users'
+    _fork as _fork,  # records the process id before any fork
 )
 
 if TYPE_CHECKING:
-    from ckpt_core import convert as convert
-    from ckpt_core import events as events
-    from ckpt_core._adapters import Adapter as Adapter
-    from ckpt_core._adapters import Stateful as Stateful
-    from ckpt_core._adapters import register as register
-    from ckpt_core._background.pending import PendingLoad as PendingLoad
-    from ckpt_core._background.pending import PendingSave as PendingSave
-    from ckpt_core._errors import BarrierTimeout as BarrierTimeout
-    from ckpt_core._errors import CheckpointCorrupt as CheckpointCorrupt
-    from ckpt_core._errors import CheckpointError as CheckpointError
-    from ckpt_core._errors import CheckpointExists as CheckpointExists
-    from ckpt_core._errors import CheckpointNotFound as CheckpointNotFound
-    from ckpt_core._errors import ForkedProcess as ForkedProcess
-    from ckpt_core._errors import GraceExceeded as GraceExceeded
-    from ckpt_core._errors import Mismatch as Mismatch
-    from ckpt_core._errors import RestoredValueIgnored as RestoredValueIgnored
-    from ckpt_core._errors import StructureMismatch as StructureMismatch
-    from ckpt_core._errors import UnsupportedLeaf as UnsupportedLeaf
+    from ckpt_core import convert as convert, events as events
+    from ckpt_core._adapters import Adapter as Adapter, Stateful as Stateful, register as register
+    from ckpt_core._background import PendingLoad as PendingLoad, PendingSave as PendingSave
+    from ckpt_core._errors import (
+        BarrierTimeout as BarrierTimeout,
+        CheckpointCorrupt as CheckpointCorrupt,
+        CheckpointError as CheckpointError,
+        CheckpointExists as CheckpointExists,
+        CheckpointNotFound as CheckpointNotFound,
+        ForkedProcess as ForkedProcess,
+        GraceExceeded as GraceExceeded,
+        Mismatch as Mismatch,
+        RestoredValueIgnored as RestoredValueIgnored,
+        StructureMismatch as StructureMismatch,
+        UnsupportedLeaf as UnsupportedLeaf,
+    )
     from ckpt_core._format.rules import Rule as Rule
-    from ckpt_core._items import Files as Files
-    from ckpt_core._items import Json as Json
-    from ckpt_core._items import SavedFiles as SavedFiles
-    from ckpt_core._load import load as load
-    from ckpt_core._load import load_async as load_async
-    from ckpt_core._load import restore as restore
+    from ckpt_core._items import Files as Files, Json as Json, SavedFiles as SavedFiles
+    from ckpt_core._load import load as load, load_async as load_async, restore as restore
     from ckpt_core._operation import Event as Event
     from ckpt_core._options import Options as Options
-    from ckpt_core._publish import Follower as Follower
-    from ckpt_core._publish import Publisher as Publisher
-    from ckpt_core._results import CheckpointInfo as CheckpointInfo
-    from ckpt_core._results import ItemInfo as ItemInfo
-    from ckpt_core._results import LeafInfo as LeafInfo
-    from ckpt_core._results import Problem as Problem
-    from ckpt_core._results import Restored as Restored
-    from ckpt_core._results import RestoredStep as RestoredStep
-    from ckpt_core._results import RestoreReport as RestoreReport
-    from ckpt_core._results import VerifyReport as VerifyReport
+    from ckpt_core._publish import Follower as Follower, Publisher as Publisher
+    from ckpt_core._replayed import Replayed as Replayed
+    from ckpt_core._results import (
+        CheckpointInfo as CheckpointInfo,
+        ItemInfo as ItemInfo,
+        LeafInfo as LeafInfo,
+        Problem as Problem,
+        Restored as Restored,
+        RestoredStep as RestoredStep,
+        RestoreReport as RestoreReport,
+        VerifyReport as VerifyReport,
+    )
     from ckpt_core._run.checkpointer import Checkpointer as Checkpointer
-    from ckpt_core._run.policies import keep as keep
-    from ckpt_core._run.policies import when as when
-    from ckpt_core._save import save as save
-    from ckpt_core._save import save_async as save_async
+    from ckpt_core._run.policies import keep as keep, when as when
+    from ckpt_core._save import save as save, save_async as save_async
     from ckpt_core._save.pieces import writer as writer
-    from ckpt_core._verify import inspect as inspect
-    from ckpt_core._verify import verify as verify
+    from ckpt_core._verify import inspect as inspect, verify as verify
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "_adapters": ("Adapter", "Stateful", "register"),
-    "_background.pending": ("PendingLoad", "PendingSave"),
+    "_background": ("PendingLoad", "PendingSave"),
     "_errors": (
         *("BarrierTimeout", "CheckpointCorrupt", "CheckpointError", "CheckpointExists"),
         *("CheckpointNotFound", "ForkedProcess", "GraceExceeded", "Mismatch"),
@@ -87,6 +80,7 @@ _HOMES = {
     "_operation": ("Event",),
     "_options": ("Options",),
     "_publish": ("Follower", "Publisher"),
+    "_replayed": ("Replayed",),
     "_results": (
         *("CheckpointInfo", "ItemInfo", "LeafInfo", "Problem"),
         *("Restored", "RestoredStep", "RestoreReport", "VerifyReport"),

@@ -86,7 +86,7 @@ class Mismatch:
             ``dtype``, ``sharding`` (the mesh does not divide the shape), ``function`` (another
             name, or on one side only), ``static`` (a number, flag, enum or dtype that jax does not
             flatten, which the target keeps), ``rename`` (an entry of ``rename=`` that matches nothing),
-            or ``kind`` (for example an array where a string was saved).
+            ``rule`` (one of ``rules=`` that does), ``select`` (no such part of the leaf), or ``kind`` (for example an array where a string was saved).
         saved: description of the saved leaf, or None.
         wanted: description of the target's leaf, or None.
         nearest: the most similar path on the other side, or None.
@@ -110,6 +110,10 @@ class Mismatch:
                 return f"{where}: saved {self.saved}, not in the target{hint}"
             case "rename":
                 return f"{where}: no saved path begins with this; rename= maps it to {self.wanted!r}{hint}"
+            case "rule":
+                return f"{where}: no saved path fits the rule for {self.wanted}{hint}"
+            case "select":
+                return f"{where}: saved {self.saved}; select=: {self.wanted}"
             case "function" if self.wanted is None:
                 return f"{where}: is the function {self.saved}"
             case _:
@@ -191,6 +195,21 @@ class ForkedProcess(CheckpointError, RuntimeError):
     """Called in a forked child, where JAX and TensorStore do not work."""
 
 
+ANSWERS = (
+    CheckpointNotFound,
+    CheckpointExists,
+    StructureMismatch,
+    UnsupportedLeaf,
+    RefusedArgument,
+)
+"""Errors that answer the call: their message says all, and where in ckpt they were raised says nothing."""
+
+_OTHERS = (CheckpointCorrupt, GraceExceeded, RestoredValueIgnored)
+_TOLD: dict[str, type[CheckpointError]] = {
+    cls.__name__: cls for cls in (*ANSWERS, *_OTHERS) if cls is not StructureMismatch
+}
+
+
 def raised_by_another(kind: str, message: str) -> CheckpointError:
     """The error to raise here for one of another process, so that all catch the same class; one of the system or of the user's
     code becomes a CheckpointError, which no handler takes for one of this process.
@@ -200,34 +219,10 @@ def raised_by_another(kind: str, message: str) -> CheckpointError:
     return _TOLD.get(kind, CheckpointError)(message)
 
 
-_TOLD: dict[str, type[CheckpointError]] = {
-    cls.__name__: cls
-    for cls in (
-        RefusedArgument,
-        CheckpointNotFound,
-        CheckpointExists,
-        CheckpointCorrupt,
-        UnsupportedLeaf,
-        GraceExceeded,
-        RestoredValueIgnored,
-    )
-}
-
-
 def kind_of(error: BaseException) -> str:
     """Name of the class that an error counts as in the other processes."""
     names = [cls.__name__ for cls in type(error).__mro__]
     return next((name for name in names if name in _TOLD), names[0])
-
-
-ANSWERS = (
-    CheckpointNotFound,
-    CheckpointExists,
-    StructureMismatch,
-    UnsupportedLeaf,
-    RefusedArgument,
-)
-"""Errors that answer the call: their message says all, and where in ckpt they were raised says nothing."""
 
 
 def at_the_call(error: T) -> T:

@@ -2,7 +2,7 @@
 
 The only module that opens sockets. Nothing is pushed: the process that needs files fetches them. A request names a part
 of a step and the number of a file in it, ``/<step>/<token>/<writer>/<n>``. A server gives what its ``ServedParts`` lists,
-to who knows the secret of the job: paths come from there alone, so no request can reach another file.
+to who knows the secret of the job: paths come from there alone, so no request reaches another file.
 """
 
 from __future__ import annotations
@@ -42,13 +42,8 @@ _LOOPBACK = "127.0.0.1"
 _DISCARD_PORT = 9
 
 
-# ------------------------------------------------------------------------------------- addresses
-
-
 def route_to(host: str) -> str | None:
-    """Address of this process on the network by which it reaches ``host``; None if unknown. Sends nothing: a UDP
-    socket that is connected knows its route.
-    """
+    """This process's address on the network to ``host``; None if unknown. A connected UDP socket sends nothing."""
     try:
         found = socket.getaddrinfo(host, _DISCARD_PORT, type=socket.SOCK_DGRAM)
         family, kind, protocol, _, target = found[0]
@@ -82,9 +77,6 @@ def choose_address(mine: str | None, far: str | None) -> str | None:
 
 def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-
-
-# ---------------------------------------------------------------------------------------- client
 
 
 class Key(NamedTuple):
@@ -152,13 +144,8 @@ class Connection:
         self._http.close()
 
 
-# ---------------------------------------------------------------------------------------- server
-
-
 def open_plain(path: str) -> io.FileIO:
-    """Opens a file for reading; neither follows a link nor waits at a pipe. Raises OSError for anything but a regular
-    file.
-    """
+    """Opens a regular file for reading, neither following a link nor waiting at a pipe; OSError for anything else."""
     descriptor = os.open(path, READ | NO_LINK)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return io.FileIO(descriptor)
@@ -173,9 +160,7 @@ OSError if it cannot tell. Called from any thread.
 
 
 class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    """Serves parts until ``close``, in daemon threads, at a free ``port`` of an IP address. Every request must carry
-    the secret.
-    """
+    """Serves parts to requests with the secret until ``close``, in daemon threads, at a free ``port`` of an IP address."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -197,9 +182,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     @property
     def last_used(self) -> float:
-        """When, by the monotonic clock, somebody was last connected: now, if somebody is. One that moves no byte is cut
-        off after ``IDLE_SECS``.
-        """
+        """When somebody was last connected, by the monotonic clock. One that moves no byte is cut off after ``IDLE_SECS``."""
         with self._lock:
             return time.monotonic() if self._open else self._last_used
 

@@ -35,9 +35,9 @@ class _Imported:
 
 if TYPE_CHECKING:
     import jax as jax
-    import jax.core  # pyright: ignore[reportUnusedImport]
-    import jax.monitoring  # pyright: ignore[reportUnusedImport]
-    import jax.numpy  # pyright: ignore[reportUnusedImport]
+    import jax.core
+    import jax.monitoring
+    import jax.numpy
 else:
     jax = LazyModule("jax", "jax.core", "jax.monitoring", "jax.numpy", "jax.sharding")
 

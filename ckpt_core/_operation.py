@@ -7,7 +7,6 @@ reports touches no file and waits for nobody: what hangs may be the file system 
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import sys
@@ -196,8 +195,6 @@ class Operation:
             with self.watched(phase):
                 yield
         except BaseException as error:
-            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                _note_what_is_full(error, self.path)
             self.happened(kind, error=error)
             raise
 
@@ -250,12 +247,3 @@ def _resident_bytes() -> int:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
-
-
-def _note_what_is_full(error: OSError, path: str) -> None:
-    """Notes on an error of a full disk that bytes are free, and no inodes."""
-    with contextlib.suppress(OSError, AttributeError):
-        room = os.statvfs(os.path.dirname(path))
-        if room.f_files and not room.f_favail:
-            free = size(room.f_bavail * room.f_frsize)
-            error.add_note(f"ckpt: {free} are free, and no inodes: too many files are on this disk")

@@ -149,16 +149,14 @@ class Options:
 
     def __repr__(self) -> str:
         """The settings that are not the defaults."""
-        changed = {
-            name: repr(getattr(self, name))
-            for name, declared in self.__dataclass_fields__.items()
-            if getattr(self, name) != declared.default
-        }
-        return f"Options({', '.join(f'{name}={value}' for name, value in changed.items())})"
+        given = [
+            (name, getattr(self, name), self.__dataclass_fields__[name]) for name in vars(self)
+        ]
+        changed = [f"{name}={value!r}" for name, value, field in given if value != field.default]
+        return f"Options({', '.join(changed)})"
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _check_values(self)
+        _check(self)
         if self.storage_options is not None:
             object.__setattr__(self, "storage_options", _storage_options(self.storage_options))
         compression = self.compression
@@ -199,6 +197,14 @@ def _storage_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return dict(given)
 
 
+def _is_trash(name: str) -> bool:
+    return bool(name) and "/" not in name and not name.startswith(".") and not name.isdigit()
+
+
+def _are_signals(names: Iterable[str]) -> bool:
+    return all(one in signal.Signals.__members__.keys() - {"SIGKILL", "SIGSTOP"} for one in names)
+
+
 _TYPES: dict[str, tuple[Any, str]] = {
     "on_event": (Callable, "a function that takes an event"),
     "persist_policy": (Callable, "a policy such as ckpt.when.every_steps(1000)"),
@@ -207,18 +213,31 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "storage_options": (Mapping, "a dict"),
     "trash_directory": (str, "the name of a directory"),
 }
-_LEAST = {
-    **dict.fromkeys(("max_host_bytes", "target_data_file_bytes", "chunk_bytes"), KIB),
-    "local_max_to_keep": 1,
-}
-_CHOICES = {
-    "on_pending": ("'wait' or 'fail'", ("wait", "fail")),
-    "snapshot": ("'host', 'device' or 'pinned_host'", ("host", "device", "pinned_host")),
-    "background_priority": ("'low' or 'normal'", ("low", "normal")),
+_AT_LEAST_KIB = (lambda value: value >= KIB, f"must be at least {KIB}")
+_NOT_NEGATIVE = (lambda secs: secs >= 0, "must not be negative")
+_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("max_host_bytes", "target_data_file_bytes", "chunk_bytes"), _AT_LEAST_KIB),
+    **dict.fromkeys(("delete_grace_secs", "grace_secs"), _NOT_NEGATIVE),
+    "local_max_to_keep": (lambda number: number >= 1, "must be at least 1"),
+    "report_secs": (lambda secs: secs > 0, "must be positive or None"),
+    "timeout_secs": (lambda secs: secs > 0, "must be positive"),
+    "on_pending": (("wait", "fail").__contains__, "must be 'wait' or 'fail'"),
+    "background_priority": (("low", "normal").__contains__, "must be 'low' or 'normal'"),
+    "snapshot": (
+        ("host", "device", "pinned_host").__contains__,
+        "must be 'host', 'device' or 'pinned_host'",
+    ),
+    "partners": (
+        lambda partners: partners == "host" or callable(partners),
+        "must be None, 'host' or a function (index, count) -> index",
+    ),
+    "trash_directory": (_is_trash, "is the name of a directory beside the steps"),
+    "stop_signals": (_are_signals, "are names such as 'SIGTERM'"),
 }
 
 
-def _check_types(options: Options) -> None:
+def _check(options: Options) -> None:
+    """Raises TypeError or ValueError for the first setting that has another type, or another value, than it may have."""
     for name, field in options.__dataclass_fields__.items():
         value, declared = getattr(options, name), str(field.type)
         if value is None and declared.endswith("None"):
@@ -232,40 +251,9 @@ def _check_types(options: Options) -> None:
         kinds, wanted = _TYPES.get(name, (object, ""))
         if not isinstance(value, kinds):
             raise TypeError(f"Options.{name} is {wanted}, got {value!r}")
-
-
-def _check_values(options: Options) -> None:
-    for name, least in _LEAST.items():
-        if getattr(options, name) < least:
-            raise ValueError(
-                f"Options.{name} must be at least {least}, got {getattr(options, name)}"
-            )
-    for name, (choices, known) in _CHOICES.items():
-        if getattr(options, name) not in known:
-            raise ValueError(f"Options.{name} must be {choices}, got {getattr(options, name)!r}")
-    if options.partners not in (None, "host") and not callable(options.partners):
-        raise ValueError(
-            "Options.partners must be None, 'host' or a function (index, count) -> index, got "
-            f"{options.partners!r}"
-        )
-    trash = options.trash_directory
-    if trash is not None and (
-        not trash or "/" in trash or trash.startswith(".") or trash.isdigit()
-    ):
-        raise ValueError(
-            f"Options.trash_directory is the name of a directory beside the steps, got {trash!r}"
-        )
-    for name in options.stop_signals:
-        if name not in signal.Signals.__members__ or name in ("SIGKILL", "SIGSTOP"):
-            raise ValueError(f"Options.stop_signals are names such as 'SIGTERM', got {name!r}")
-    if options.report_secs is not None and not options.report_secs > 0:
-        raise ValueError(f"Options.report_secs must be positive or None, got {options.report_secs}")
-    if options.timeout_secs <= 0:
-        raise ValueError(f"Options.timeout_secs must be positive, got {options.timeout_secs}")
-    for field_name in ("delete_grace_secs", "grace_secs"):
-        secs = getattr(options, field_name)
-        if secs is not None and not secs >= 0:
-            raise ValueError(f"Options.{field_name} must not be negative, got {secs!r}")
+        fits, words = _VALUES.get(name, (None, ""))
+        if fits is not None and not fits(value):
+            raise ValueError(f"Options.{name} {words}, got {value!r}")
 
 
 _BLOSC_NAMES = ("lz4", "lz4hc", "blosclz", "snappy", "zlib", "zstd")
@@ -334,12 +322,13 @@ CHECKPOINTER_ARGUMENTS = frozenset(
 _SETTINGS = frozenset(Options.__dataclass_fields__)
 RESTORE_ARGUMENTS = (
     *("items", "only", "rename", "rules", "cast", "missing", "unexpected", "options"),
-    *("static", "strict_latest", "sharding", "as_numpy"),
+    *("static", "strict_latest", "sharding", "as_numpy", "select"),
 )
 """What restores take by keyword beside their targets: a target of such a name could not be passed by keyword."""
 _OWNERS = {
     **dict.fromkeys(("force", "metrics"), "Checkpointer.save"),
-    **dict.fromkeys(("sharding", "as_numpy"), "load"),
+    **dict.fromkeys(("sharding", "as_numpy", "select"), "load"),
+    "rules": "load and restore",
     "strict_latest": "Checkpointer.restore_latest",
     "options": "ckpt.save, ckpt.restore, ckpt.load and ckpt.Checkpointer(...)",
 }

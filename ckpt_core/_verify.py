@@ -14,8 +14,7 @@ from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, load_checksums
 from ckpt_core._format.orbax_write import COMMIT_FILE, STEP_METADATA
 from ckpt_core._format.record import RECORD_FILE, FileRecord, parse_json
 from ckpt_core._layout.chunks import chunk_of_key
-from ckpt_core._layout.pieces import gaps
-from ckpt_core._layout.regions import whole
+from ckpt_core._layout.regions import gaps, whole
 from ckpt_core._load.non_tree import sizes_of
 from ckpt_core._options import MIB, Options, checked_options
 from ckpt_core._read import Want, read_leaves, with_specs
@@ -242,11 +241,7 @@ def _covered(opened: NativeCheckpoint, problems: list[Problem]) -> dict[str, Ran
 
 
 def _check_file(
-    opened: NativeCheckpoint,
-    name: str,
-    expected: FileRecord,
-    size: int | None,
-    covered: Ranges,
+    opened: NativeCheckpoint, name: str, expected: FileRecord, size: int | None, covered: Ranges
 ) -> str | None:
     if size is None:
         return "is missing"

@@ -14,14 +14,46 @@ Example:
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
+import time
 from typing import Any
 
-from ckpt_core._event_file import EventFile
-from ckpt_core._operation import Event as Event
-from ckpt_core._operation import Listener as Listener
-from ckpt_core._operation import each as each
+from ckpt_core._operation import Event as Event, Listener as Listener, each as each
+
+
+class EventFile:
+    """An event file of TensorBoard, by its own writer, which needs neither torch nor tensorflow; one thread at a time may add to it."""
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        try:
+            writer: Any = importlib.import_module("tensorboard.summary.writer.event_file_writer")
+            self._protos: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "events.TensorBoard needs the package tensorboard: pip install 'ckpt-core[tensorboard]'"
+            ) from error
+        self._writer = writer.EventFileWriter(os.fspath(directory))
+
+    def scalar(self, tag: str, value: float, step: int) -> None:
+        """Adds one value."""
+        event = self._protos.Event(wall_time=time.time(), step=step)
+        event.summary.value.add(tag=tag, simple_value=value)
+        self._writer.add_event(event)
+
+    def summary(self, summary: Any, step: int = 0) -> None:
+        """Adds what a plugin of TensorBoard has made."""
+        event = self._protos.Event(wall_time=time.time(), step=step, summary=summary)
+        self._writer.add_event(event)
+
+    def flush(self) -> None:
+        """Blocks until all that was added is written."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Writes the rest and closes the file."""
+        self._writer.close()
 
 
 class TensorBoard:
@@ -137,7 +169,7 @@ class ProgressBar:
             title = f"{self._doing.get(key, 'saving')} {name}"
             self._bars.start()
             self._tasks[key] = self._bars.add_task(title, total=None)
-        # without a total the bar pulses: TensorStore compresses all that is in memory before it writes a byte
+        # without a total it pulses
         total = event.total_bytes if event.bytes else None
         self._bars.update(self._tasks[key], completed=event.bytes, total=total)
 

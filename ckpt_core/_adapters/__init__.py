@@ -117,9 +117,7 @@ class Stateful(Protocol):
 
 
 class _StatefulAdapter:
-    """Adapter of objects with get_state and set_state, which validate the state themselves; with ``per_process``, by
-    check_state if they have it.
-    """
+    """Adapter of objects with get_state and set_state; these, or check_state if ``per_process``, validate the state."""
 
     def __init__(self, *, per_process: bool = False, checks: bool = False) -> None:
         self.per_process = per_process

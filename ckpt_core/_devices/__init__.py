@@ -1,1 +1,1 @@
-"""Device arrays: transfers to and from host memory, shardings, and device collectives."""
+"""Device arrays: transfers to and from host memory and shardings."""

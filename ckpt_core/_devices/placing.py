@@ -23,9 +23,7 @@ Parts = dict[Region, np.ndarray[Any, Any]]
 
 @functools.cache
 def _private() -> tuple[Callable[..., Any] | None, Callable[[], AbstractContextManager[object]]]:
-    """Private functions of jax: the core of ``jax.device_put``, and the explicit-transfer scope. Without them None, and a scope
-    that permits all transfers.
-    """
+    """jax's private core of ``device_put`` and explicit-transfer scope; without them None and one that permits all."""
     try:
         from jax._src.config import explicit_device_put_scope
         from jax._src.interpreters.pxla import batched_device_put

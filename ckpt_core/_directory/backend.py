@@ -13,13 +13,7 @@ from ckpt_core._errors import CheckpointCorrupt, CheckpointExists
 from ckpt_core._format.record import FileRecord
 from ckpt_core._platform import of_tasks
 
-SIGNS = (
-    "ckpt.json",
-    "_CHECKPOINT_METADATA",
-    "_METADATA",
-    "orbax.checkpoint",
-    "commit_success.txt",
-)
+SIGNS = ("ckpt.json", "_CHECKPOINT_METADATA", "_METADATA", "orbax.checkpoint", "commit_success.txt")
 """File names that mark a directory as a checkpoint; one of them is enough to read it as one."""
 _KEYS = {
     "_CHECKPOINT_METADATA": (b'"item_handlers"', b'"init_timestamp_nsecs"', b'"custom_metadata"'),

@@ -143,9 +143,7 @@ def locks_work_in(directory: str) -> bool:
 
 @contextlib.contextmanager
 def reading(path: str, head: bytes) -> Generator[None]:
-    """Holds a shared lock on a file during the block, so that ``deleting`` raises. Raises FileNotFoundError if the
-    file was deleted, or no longer begins with ``head``.
-    """
+    """Keeps ``deleting`` out during the block; FileNotFoundError if the file is gone or no longer begins with ``head``."""
     try:
         file = LockFile(path, os.O_RDONLY)
     except PermissionError:  # unreadable: let the read itself raise

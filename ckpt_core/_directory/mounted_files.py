@@ -2,8 +2,7 @@
 
 gcsfuse, s3fs, rclone and the like show a bucket as a directory, in which little is as on a disk: to rename a
 directory copies every object, or is refused; there are no locks and no links; a file is in the bucket when it was
-closed, and an error of the upload comes then. TensorStore's own driver opens each file for reading and writing,
-which some refuse, and renames it, which others do by a copy.
+closed, and an error of the upload comes then.
 """
 
 from __future__ import annotations

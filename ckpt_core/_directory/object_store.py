@@ -92,11 +92,7 @@ class ObjectStoreBackend(Backend):
             _refuse_others(path, present)
         said = f"{this_owner()} {int(time.time())} {introduction()}, {secrets.token_hex(4)}"
         _put_owner(
-            path,
-            keys,
-            apart(token, OWNER),
-            said.encode(),
-            None if record is not None else version,
+            path, keys, apart(token, OWNER), said.encode(), None if record is not None else version
         )
         return StoreAttempt(path, keys, token, version, replaced)
 

@@ -1,13 +1,13 @@
 """Attempts to write a checkpoint into an object store, and what dead ones left; ``object_store`` has the protocol.
 
-An attempt writes data files with its token in their names, so that two attempts share no name. Small files stand in the
-record itself; those of other processes than 0, and large ones, are ``.attempt.<token>.<name>``. Those are what ckpt
-reads, for good; the names under which Orbax looks for the small files get copies.
+An attempt writes data files with its token in their names, so that two attempts share none. Small files stand in the
+record; those of other processes than 0, and large ones, are ``.attempt.<token>.<name>``. ckpt reads these for good;
+under the names where Orbax looks lie copies.
 
 A place holds the checkpoint of its record, and what attempts that may live have written. ``tidy`` deletes the rest. A
-listing is not of one moment: nothing of an attempt is deleted before its owner and then the record were read. Copies
-have names that all attempts share: after some were deleted, those of a checkpoint that was committed meanwhile are put
-again (``settle``).
+listing is not of one moment: nothing of an attempt is deleted before its owner and then the record were read. All
+attempts share the names of copies: after some were deleted, those of a checkpoint committed meanwhile are put again
+(``settle``).
 """
 
 from __future__ import annotations
@@ -169,12 +169,7 @@ class StoreAttempt(Attempt):
     """One attempt; see ``Attempt``."""
 
     def __init__(
-        self,
-        target: str,
-        keys: Keys,
-        token: str,
-        version: Any = None,
-        replaced: Iterable[str] = (),
+        self, target: str, keys: Keys, token: str, version: Any = None, replaced: Iterable[str] = ()
     ) -> None:
         self._target = target
         self._keys = keys
@@ -381,9 +376,7 @@ def files_of(record: bytes | None) -> Iterable[str] | None:
 
 
 def outside_of_others(present: Iterable[str], own: Sequence[str] = ()) -> list[str]:
-    """The keys that lie in no other checkpoint, below this one. ``own`` are folders that look like checkpoints, and
-    are files of this one.
-    """
+    """The keys in no other checkpoint below this one; ``own`` are folders of this one that look like checkpoints."""
     present = list(present)
     inside = tuple(folder for folder in folders(present) if folder not in own)
     return [key for key in present if not (inside and key.startswith(inside))]

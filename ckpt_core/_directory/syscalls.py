@@ -102,11 +102,7 @@ def boot_id() -> str:
 sync_file: Callable[[int], object] = (
     _sync_the_drive if MACOS else lambda descriptor: os.fsync(descriptor)
 )
-"""Makes the content of an open file or directory last through a power cut.
-
-TensorStore syncs its files by fsync alone. On macOS they are then in the drive's cache, which the sync of the record,
-the last file of a checkpoint, empties before the checkpoint gets its name.
-"""
+"""Makes the content of an open file or directory last through a power cut."""
 
 
 def cannot_write(path: str) -> CheckpointError:

@@ -29,9 +29,7 @@ def refuse_keys(value: Any) -> None:
 
 
 def strict_json(value: Any) -> str:
-    """The value as one line of ASCII JSON (RFC 8259); NaN and infinities as texts, as in protocol buffers, and other types as
-    ``str``.
-    """
+    """The value as a line of ASCII JSON (RFC 8259); NaN, infinities and other types become texts."""
     try:
         return json.dumps(value, default=str, allow_nan=False)
     except ValueError:

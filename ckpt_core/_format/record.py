@@ -31,11 +31,11 @@ from ckpt_core._format.untrusted import (
     file_size,
     item_name,
     most_bytes,
+    parse_json as parse_json,
     refuse_heavy,
     refuse_too_long,
     token_name,
 )
-from ckpt_core._format.untrusted import parse_json as parse_json
 from ckpt_core._options import MIB, codec_parts
 from ckpt_core._tree import LEAF, Node, Path
 from ckpt_core._tree.leaves import CHANGEABLE_KINDS, KINDS, LeafSpec, dtype_from_name, leaf_spec

@@ -1,8 +1,8 @@
 """Rules between the tensors of a file and the leaves of a state: names with wildcards, transposes, reshapes, stacks. Pure.
 
 A rule says for some saved names which wanted paths they make: ``Rule("model.layers.{n}.q_proj.weight",
-"layers/{n}/q/kernel", transpose=(1, 0))``. In which order it works: several saved tensors are concatenated, or one is
-split; then reshaped; then transposed; then stacked.
+"layers/{n}/q/kernel", transpose=(1, 0))``. In which order it works: a stacked tensor is taken apart; several saved
+tensors are concatenated, or one is split; then reshaped; then transposed; then stacked.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from ckpt_core._format.recipes import View
 from ckpt_core.arguments import an
 
 PLACE = re.compile(r"\{(\w+)\}")
@@ -25,16 +26,19 @@ class Rule:
     """How some saved tensors become some wanted leaves.
 
     Attributes:
-        saved: name in the file, in which ``{word}`` stands for any text without a dot; or several names, whose
-            tensors are concatenated.
+        saved: name in the file, or path in the checkpoint as ``rename=`` takes it. ``{word}`` stands for any text
+            without a dot, and in a path without a slash. The tensors of several names are concatenated.
         wanted: path in the target, with the same places but those in ``stack``; or several paths, among which one
             tensor is split by the sizes in the target.
         axis: dimension of the saved tensors along which they are concatenated or split.
         reshape: for each dimension of the saved tensor, the dimension of the reshaped one, or several that it is
             cut into: ``((0, 1), 2)`` makes ``[H * D, E]`` a ``[H, D, E]``, of the sizes in the target.
         transpose: for each dimension of the wanted leaf, that of the (reshaped) tensor, as in ``numpy.transpose``.
-        stack: the places in ``saved`` that are numbers from 0 and become leading dimensions, in this order.
+        stack: places that are numbers from 0 on one side, and on the other dimensions in this order. If ``saved`` has
+            them, layers are stacked; if ``wanted`` has them, a stacked tensor becomes a leaf for each layer, and
+            the dimensions above do not count the stacked ones.
         sizes: of the several saved tensors along ``axis``, for an export; None if they are equal.
+        stack_axis: the first of the stacked dimensions, in the stacked array.
 
     Example:
         >>> import ckpt_core as ckpt
@@ -49,6 +53,7 @@ class Rule:
     transpose: tuple[int, ...] | None = None
     stack: tuple[str, ...] = ()
     sizes: tuple[int, ...] | None = None
+    stack_axis: int = 0
 
     def __post_init__(self) -> None:
         for name in _ATTRIBUTES:
@@ -84,6 +89,11 @@ class Rule:
         """Whether tensors are concatenated or split, for which ``axis`` counts."""
         return len(self.sources) > 1 or len(self.results) > 1
 
+    @property
+    def unstacks(self) -> bool:
+        """Whether a stacked tensor is taken apart, into paths with the places of ``stack``."""
+        return bool(self.stack) and self.stack[0] not in PLACE.findall(self.sources[0])
+
     def _check_numbers(self) -> None:
         """Types are checked, too: rules come from files."""
         groups = self.reshape if isinstance(self.reshape, tuple) else ()
@@ -93,8 +103,8 @@ class Rule:
             numbers = flat if name == "reshape" else value
             if value is not None and not (isinstance(value, tuple) and _are_counts(numbers)):
                 raise ValueError(f"{self}: {name}= must be a tuple of whole numbers from 0")
-        if not _are_counts((self.axis,)):
-            raise ValueError(f"{self}: axis= must be a dimension, counted from 0")
+        if not _are_counts((self.axis, self.stack_axis)):
+            raise ValueError(f"{self}: axis= and stack_axis= must be dimensions, counted from 0")
 
     def _check_places(self) -> None:
         places = [PLACE.findall(name) for name in self.sources]
@@ -103,14 +113,17 @@ class Rule:
             raise ValueError(f"{self}: a place must be a word, such as {{n}}, not {odd!r}")
         if any(len(set(one)) != len(one) or set(one) != set(places[0]) for one in places):
             raise ValueError(f"{self}: all saved names must have the same places, each once")
-        wrong = set(self.stack) - set(places[0])
-        if wrong:
-            raise ValueError(f"{self}: {', '.join(sorted(wrong))} of stack= is in no saved name")
-        left = set(places[0]) - set(self.stack)
+        there = set(self.stack) & set(places[0])
+        if there not in (set(), set(self.stack)) or (self.stack_axis and not self.stack):
+            raise ValueError(
+                f"{self}: the saved names must have all places of stack= or none, and stack_axis= needs it"
+            )
+        left = set(places[0]) ^ set(self.stack)
         for path in self.results:
             if set(PLACE.findall(path)) != left:
                 raise ValueError(
-                    f"{self}: {path!r} must have the places {sorted(left)}: those of the saved name, less stack="
+                    f"{self}: {path!r} must have the places {sorted(left)}: those of the saved name, less stack=, "
+                    "and a place of stack= that is in no saved name"
                 )
 
     def _check_dimensions(self) -> None:
@@ -165,36 +178,6 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-@dataclass(frozen=True)
-class View:
-    """A leaf, without its stacked dimensions, as the view of a tensor that it is by a rule; taken both ways."""
-
-    groups: tuple[tuple[int, ...], ...]  # dimensions that each one of the tensor is cut into
-    reshaped: tuple[int, ...]  # the shape after that
-    transpose: tuple[int, ...]  # for each dimension of the leaf, that of the reshaped tensor
-
-    @property
-    def tensor(self) -> tuple[int, ...]:
-        """Shape of the tensor."""
-        return tuple(math.prod(self.reshaped[axis] for axis in group) for group in self.groups)
-
-    @property
-    def leaf(self) -> tuple[int, ...]:
-        """Shape of the leaf."""
-        return tuple(self.reshaped[axis] for axis in self.transpose)
-
-    @property
-    def back(self) -> list[int]:
-        """For each dimension of the reshaped tensor, that of the leaf."""
-        return sorted(range(len(self.transpose)), key=self.transpose.__getitem__)
-
-
-def unchanged(shape: tuple[int, ...]) -> View:
-    """A leaf that is a tensor as it is."""
-    axes = tuple(range(len(shape)))
-    return View(tuple((axis,) for axis in axes), shape, axes)
-
-
 def dimensions(rule: Rule, count: int) -> int:
     """How many dimensions a leaf has by a rule, without the stacked ones; ``count`` if it says nothing of that."""
     if rule.groups is not None:
@@ -222,16 +205,18 @@ class Bound:
     """A rule with the names that fit it, for one setting of the places that are not stacked."""
 
     rule: Rule
-    results: tuple[str, ...]  # the wanted paths
+    results: tuple[str, ...]  # the wanted paths; they keep the places of a rule that unstacks
     sources: tuple[tuple[str, ...], ...]  # the names that are there, for each stacked index
-    counts: tuple[int, ...]  # size of each stacked dimension
+    counts: tuple[int, ...]  # size of each stacked dimension; empty if the rule unstacks
     missing: int  # number of names that are not there
 
 
-def bind(rules: Sequence[Rule], names: Iterable[str]) -> tuple[list[Bound], list[str]]:
+def bind(
+    rules: Sequence[Rule], names: Iterable[str], separators: str = "."
+) -> tuple[list[Bound], list[str]]:
     """The rules with the names that fit them, and the names that fit none; of several rules, the first counts."""
     patterns = [
-        (number, part, pattern_of(source, "."))
+        (number, part, pattern_of(source, separators))
         for number, rule in enumerate(rules)
         for part, source in enumerate(rule.sources)
     ]
@@ -240,7 +225,7 @@ def bind(rules: Sequence[Rule], names: Iterable[str]) -> tuple[list[Bound], list
     for name in names:
         for number, part, pattern in patterns:
             fitting = pattern.fullmatch(name)
-            stack = rules[number].stack
+            stack = () if rules[number].unstacks else rules[number].stack
             if fitting is None or not all(_NUMBER.fullmatch(fitting[place]) for place in stack):
                 continue
             places = fitting.groupdict()
@@ -253,17 +238,23 @@ def bind(rules: Sequence[Rule], names: Iterable[str]) -> tuple[list[Bound], list
     return [_bound(rules[number], dict(fixed), at) for (number, fixed), at in found.items()], left
 
 
-def pattern_of(text: str, separator: str) -> re.Pattern[str]:
-    """A name with places as a regex; a place stands for any text without the separator."""
+def pattern_of(text: str, separators: str) -> re.Pattern[str]:
+    """A name with places as a regex; a place stands for any text without the separators."""
     parts = enumerate(PLACE.split(text))
     return re.compile(
-        "".join(f"(?P<{part}>[^{separator}]+)" if n % 2 else re.escape(part) for n, part in parts)
+        "".join(f"(?P<{part}>[^{separators}]+)" if n % 2 else re.escape(part) for n, part in parts)
     )
 
 
+def with_places(text: str, values: Mapping[str, str]) -> str:
+    """A name with the values of its places; a place without one stays."""
+    return PLACE.sub(lambda place: values.get(place[1], place[0]), text)
+
+
 def _bound(rule: Rule, fixed: Mapping[str, str], at: Mapping[tuple[Any, ...], str]) -> Bound:
-    counts = tuple(max(index[n] for index, _ in at) + 1 for n in range(len(rule.stack)))
-    results = tuple(PLACE.sub(lambda place: fixed[place[1]], path) for path in rule.results)
+    dimensions = 0 if rule.unstacks else len(rule.stack)
+    counts = tuple(max(index[n] for index, _ in at) + 1 for n in range(dimensions))
+    results = tuple(with_places(path, fixed) for path in rule.results)
     missing = math.prod(counts) * len(rule.sources) - len(at)
     rows: dict[tuple[int, ...], list[str]] = {}
     for index, part in sorted(at):  # not all indices, of which a forged name could make billions

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ckpt_core._errors import Mismatch, StructureMismatch
-from ckpt_core._format.rules import PLACE, Rule, View, dimensions, pattern_of, resized, view_of
+from ckpt_core._errors import CheckpointError, Mismatch, StructureMismatch
+from ckpt_core._format.recipes import View
+from ckpt_core._format.rules import Rule, dimensions, pattern_of, resized, view_of, with_places
 from ckpt_core._tree.leaves import LeafSpec
 
 _Array = np.ndarray
@@ -45,6 +46,11 @@ def exports(rules: Sequence[Rule], paths: Sequence[str], specs: Sequence[LeafSpe
     """The tensors that leaves make by the rules of a load taken backwards; others keep their path, with dots for ``/``. Raises
     StructureMismatch if a leaf does not fit its rule, or two tensors get one name.
     """
+    if odd := [rule for rule in rules if rule.unstacks or rule.stack_axis]:
+        raise CheckpointError(
+            f"{odd[0]}: an export takes no rule backwards that has stack_axis=, or in stack= places of the wanted path: load "
+            "by it, save that, and export it without the rule"
+        )
     rules = [rule if rule.joins else replace(rule, axis=0) for rule in rules]
     patterns = [
         (number, part, pattern_of(path, "/"))
@@ -138,7 +144,7 @@ def _tensors(
         named = {**places, **{place: str(n) for place, n in zip(rule.stack, index, strict=True)}}
         start = 0
         for source, size in zip(rule.sources, sizes, strict=True):
-            name = PLACE.sub(lambda place, named=named: named[place[1]], source)
+            name = with_places(source, named)
             part = resized(shape, rule.axis, size)
             made.append(
                 Export(

@@ -88,9 +88,7 @@ def header_length(beginning: bytes, file: str, file_bytes: int | None) -> int:
 
 
 def parse_header(data: bytes, file: str, file_bytes: int | None = None) -> Header:
-    """The tensors of a file. Raises CheckpointCorrupt if they overlap, have gaps or do not fit the file; CheckpointError for a
-    dtype that jax does not have.
-    """
+    """A file's tensors. CheckpointCorrupt if they overlap, have gaps or do not fit; CheckpointError for unknown dtypes."""
     if not data.startswith(b"{"):
         raise _corrupt(file, "has a header that does not begin with a brace")
     described = _parsed(data, file)

@@ -105,10 +105,7 @@ def refuse_unreadable(paths: Sequence[Path], bounds: TreeBounds) -> None:
 
 
 def load_nodes(
-    tokens: list[Any],
-    leaf_count: int,
-    bounds: TreeBounds,
-    statics: Sequence[Any] = (),
+    tokens: list[Any], leaf_count: int, bounds: TreeBounds, statics: Sequence[Any] = ()
 ) -> tuple[Node, list[Path]]:
     """The structure that ``dump_tree`` wrote, and the paths of its leaves. Raises ValueError or TypeError for tokens that it never
     writes, or if there are not ``leaf_count`` leaves.

@@ -1,12 +1,10 @@
-"""What is checked of bytes that anybody may have written: names, sizes, and what JSON and zstd would take. Pure.
+"""What is checked of bytes that anybody may have written: names, sizes, what JSON and zstd would take. Pure.
 
-A larger file is damaged and is not read: a file that was extended, even sparsely to terabytes, must
-be rejected without cost. If the record lists a file, the size there is checked; these limits are
-for files read without a record, and for malicious records. Measured with 100,000 leaves and names
-of 20 to 45 letters, a leaf takes 27 to 52 bytes in ``ckpt.json``, 55 to 75 in a checksum file (and
-11 for each further 4 MiB), 194 to 300 in ``_METADATA`` and 4 to 8 in the index; a manifest has 119
-bytes, or 182 after several commits. The limits therefore allow more leaves than a record may have
-(``treedef``). A save that would exceed them raises (``dump_record``).
+A larger file is damaged, and is not read: it may be extended sparsely to terabytes. If the
+record lists a file, its size there counts; these limits are for files read without a record, and for crafted ones.
+They allow more leaves than a record may have (``treedef``). Measured with 100,000, a leaf takes up to 52 bytes in
+``ckpt.json``, 75 in a checksum file, 300 in ``_METADATA`` and 8 in the index. A save that would exceed them raises
+(``dump_record``).
 
 How deep and how many the values of a JSON file are is known before they are made.
 """
@@ -144,8 +142,7 @@ def refuse_deep(
     depths = np.cumsum(np.where(np.isin(brackets, list(b"[{")), 1, -1), dtype=np.int32)
     if depths.max(initial=0) > most:
         raise CheckpointCorrupt(
-            f"{file}: not valid JSON: {error}: it is nested more than {most} levels deep",
-            file=file,
+            f"{file}: not valid JSON: {error}: it is nested more than {most} levels deep", file=file
         ) from error
 
 

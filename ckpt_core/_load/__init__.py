@@ -11,20 +11,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, Unpack, overload
 
-from ckpt_core._background.pending import PendingLoad, nobody_is_left
+from ckpt_core._background import PendingLoad, nobody_is_left
 from ckpt_core._directory import resolve
 from ckpt_core._errors import ANSWERS, at_the_call
 from ckpt_core._load.loading import Opening, run
-from ckpt_core._load.matching import detached
-from ckpt_core._load.matching import selection as selection
-from ckpt_core._load.plans import pruned as pruned
-from ckpt_core._load.plans import report_of
-from ckpt_core._load.request import NOT_PASSED, How, Rename, Request, Rules
-from ckpt_core._load.request import Only as Only
-from ckpt_core._load.request import collect_targets as collect_targets
-from ckpt_core._load.request import float_dtype as float_dtype
-from ckpt_core._load.request import make_request as make_request
-from ckpt_core._load.request import request_from as request_from
+from ckpt_core._load.matching import detached, selection
+from ckpt_core._load.plans import pruned, report_of
+from ckpt_core._load.request import (
+    NOT_PASSED,
+    How,
+    Only,
+    Rename,
+    Request,
+    Rules,
+    Select,
+    collect_targets,
+    float_dtype,
+    make_request,
+    request_from,
+)
 from ckpt_core._options import Options
 from ckpt_core._processes import this_run
 from ckpt_core._results import Restored, RestoredStep
@@ -53,6 +58,7 @@ def load(
     only: Only = None,
     rename: Rename = None,
     rules: Rules = None,
+    select: Select = None,
     sharding: Any = None,
     as_numpy: bool = False,
     cast: Any = False,
@@ -88,8 +94,11 @@ def load(
             they are absent from the result.
         rename: maps saved paths to the paths of ``like``: a dict of path prefixes, or a function
             from path to path.
-        rules: for safetensors, what the tensors become in ``like``: a list of ``ckpt.Rule``, or of dicts
-            with their attributes. A tensor that no rule names is matched by its own name.
+        rules: what saved arrays become in ``like``, such as the layers of a stack: a list of ``ckpt.Rule``, or of
+            dicts with their attributes. What no rule names is matched by its own name.
+        select: a dict from patterns of saved paths, as for ``only``, to the part that is wanted of each array:
+            numpy's index, of whole numbers, slices without a step, and ``...``. ``like`` has the shape of the part.
+            Each process reads and verifies only the blocks that have some of what its devices need.
         sharding: where arrays go: a Sharding, a Mesh (saved PartitionSpecs are adapted to its
             axes), a pytree of Shardings, or a function of (path, leaf).
         as_numpy: return numpy arrays in host memory (PRNG keys as their key data). An array that
@@ -108,10 +117,10 @@ def load(
         options: see ``Options``.
 
     Raises:
-        CheckpointNotFound: no checkpoint or item there, or ``only`` matches no leaf.
+        CheckpointNotFound: no checkpoint or item there, or ``only`` or a pattern in ``select`` matches no leaf.
         CheckpointCorrupt: a checksum or size differs from what was saved.
-        StructureMismatch: the checkpoint does not match ``like``. Lists every difference; raised
-            before any array data is read.
+        StructureMismatch: the checkpoint does not match ``like``, or has no part that ``select`` asks for.
+            Lists every difference; raised before any array data is read.
         UnsupportedLeaf: ``like`` holds a live object that cannot be copied; use ``restore``.
         CheckpointError: the arrays do not fit into the free memory of the default device, or have
             64-bit dtypes while jax runs without them; or another process could not load.
@@ -125,9 +134,8 @@ def load(
     """
     if unknown:  # and not a wrapper, whose frame would stand in each traceback
         request_from("load", like, unknown)  # raises, with the argument that was meant
-    request = make_request(
-        only, rename, cast, missing, unexpected, options, sharding, as_numpy, rules, like, static
-    )
+    how = sharding, as_numpy, rules, like, static, select
+    request = make_request(only, rename, cast, missing, unexpected, options, *how)
     try:
         return load_checkpoint(lambda: open_checkpoint(path, options), like, item, request)
     except ANSWERS as error:

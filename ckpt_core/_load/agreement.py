@@ -14,17 +14,17 @@ from ckpt_core._load.plans import ItemPlan
 from ckpt_core._load.request import Request
 from ckpt_core._processes import NotTogether, Processes
 from ckpt_core._read import Reading, read_and_send, read_leaves
-from ckpt_core._saved import Checkpoint, replaced
+from ckpt_core._saved import Checkpoint, DerivedItem, replaced
 
 _SETS = "sets"
 
 
 class LoadAgreement:
-    """The agreements of one load between several processes. The load is a block of it: if the block fails, the others get the
+    """The agreements of one load between several processes, as a block around it: if the block fails, the others get the
     error where they wait next. Processes agree once after reading. A restore without ``atomic_restore`` also agrees after
     planning, so that none changes an object while another cannot match the checkpoint. So does a load that sends arrays between
     processes: who makes another call would never join a collective. If any process sets live objects, they agree last that all
-    have: else one would train from a step that another did not get.
+    have: else one would train from another step.
     """
 
     def __init__(self, request: Request, processes: Processes, step: int | None) -> None:
@@ -75,14 +75,14 @@ class LoadAgreement:
         return answer
 
     def _identity_of(self, checkpoint: Checkpoint, plans: Sequence[ItemPlan]) -> str:
-        """What this process loads, for process 0. With broadcast every leaf counts as one that others share, and the size of the
-        rounds in which leaves are sent; of what lies on one process alone only that it is loaded.
+        """What this process loads, for process 0: of leaves on one process alone nothing. With broadcast every leaf counts, and
+        the size of the rounds in which leaves are sent; of what lies on one process alone only that it is loaded.
         """
         in_rounds = self._options.max_host_bytes if self._options.broadcast else 0
         beyond, on = hashlib.sha256(str(in_rounds).encode()), set[int]()
         known: dict[Any, tuple[str, set[int]]] = {}  # a sharding may have 100,000 devices
         for plan in plans:
-            for want in plan.wants.values():
+            for _, want in sorted(plan.wants.items()):  # not in the order of reading
                 sharding: Any = want.sharding
                 if sharding is None and not in_rounds:
                     continue
@@ -95,12 +95,14 @@ class LoadAgreement:
                         text = where_text(sharding, True, spec.shape, own=False)
                         known[key] = text, holders
                 where, holders = known[key]
-                if holders - {self._round.processes.index}:
+                if len(holders) > 1:
                     on |= holders
                 elif not in_rounds:
                     continue
                 shown = "" if in_rounds and len(holders) < 2 else where
                 leaf = plan.item.name, want.leaf, spec.dtype, shown
+                if isinstance(plan.item, DerivedItem):
+                    leaf = *leaf, plan.item.recipes[want.leaf]
                 beyond.update(repr(leaf).encode(errors="surrogatepass"))
         sent = checkpoint.attempt if self._alike or on else ""
         if in_rounds:
@@ -122,7 +124,7 @@ class Identity(NamedTuple):
 
     path: str  # for messages
     attempt: str  # token of the save that wrote the checkpoint; empty if each may load another one
-    beyond: str  # digest of the leaves that lie on other processes, too, or on others alone, with dtypes and shardings
+    beyond: str  # digest of the leaves that lie on several processes, with dtypes and shardings
     on: Sequence[Sequence[int]]  # processes that hold these, as runs, so that messages stay short
     sets: bool  # live objects
     found: str  # token of the save, never left out

@@ -27,6 +27,7 @@ from ckpt_core._read import Reading, read_leaves
 from ckpt_core._saved import (
     MOST_TRIES,
     Checkpoint,
+    DerivedItem,
     NativeCheckpoint,
     Replaced,
     SavedItem,
@@ -126,15 +127,21 @@ def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> d
     plans = list(named.values())
     if request.restores:
         refuse_twice(request.target, [plan.live for plan in plans], _ONCE)
-    if request.rules.rename is not None or any(
-        plan.match is not None and plan.match.mismatches for plan in plans
+    if request.select:  # a pattern that fits nothing is why shapes differ
+        taken = any(isinstance(plan.item, DerivedItem) for plan in plans)
+        _check_patterns(checkpoint, plans, "select", [*request.select], taken)
+    if (
+        request.rules.rename is not None
+        or request.name_rules
+        or any(plan.match is not None and plan.match.mismatches for plan in plans)
     ):
-        refuse_mismatches(checkpoint, plans, request.rules)
+        refuse_mismatches(checkpoint, plans, request)
     saved = checkpoint.record.settings if isinstance(checkpoint, NativeCheckpoint) else {}
     if request.restores and any(getattr(jax.config, k, None) != v for k, v in saved.items()):
         constants.warn_of_settings(saved)
     if request.only is not None:
-        _check_patterns(checkpoint, plans, request)
+        loads = (at is not None for plan in plans for at in plan.positions)
+        _check_patterns(checkpoint, plans, "only", request.only, any(loads))
     return named
 
 
@@ -191,11 +198,12 @@ def _share(checkpoint: Checkpoint, plans: Sequence[ItemPlan], leaves: list[list[
     """Makes one object of leaves that were one when they were saved, in one item or several. With a target they become one where
     the target, too, holds one object. Arrays of jax cannot be changed, and need not.
     """
-    places = {
-        (plan.item.name, position): (plan, of_plan, result)
-        for plan, of_plan in zip(plans, leaves, strict=True)
-        for result, position in enumerate(plan.positions)
-    }
+    places: dict[tuple[str, int | None], Any] = {}
+    for plan, of_plan in zip(plans, leaves, strict=True):
+        for result, position in enumerate(plan.positions):
+            if isinstance(plan.item, DerivedItem) and position is not None:
+                position = plan.item.as_stored(position)
+            places[plan.item.name, position] = plan, of_plan, result
     groups = [[(plan.item.name, at) for at in one] for plan in plans for one in plan.item.shared]
     for group in (*groups, *checkpoint.shared):
         firsts: dict[int, Any] = {}  # by what the target holds there
@@ -255,18 +263,20 @@ def _watched(checkpoint: Checkpoint, options: Options, step: int | None) -> Gene
     operation.happened("restored", operation.done_bytes)
 
 
-def _check_patterns(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request: Request) -> None:
-    """Raises CheckpointNotFound if ``only=``, or one of its patterns, matches no leaf of any item."""
+def _check_patterns(
+    checkpoint: Checkpoint, plans: Sequence[ItemPlan], name: str, patterns: Any, matches: bool
+) -> None:
+    """Raises CheckpointNotFound if ``only=`` or ``select=``, or one of its patterns, matches no leaf of any item."""
     trees = [(plan.item.name, [*plan.item.paths, *plan.paths]) for plan in plans]
     # what another item has is no misspelling: one list may serve calls that restore different items
     others = [(item.name, item.paths or [()]) for item in checkpoint.items.values()]
-    idle = idle_patterns(request.only, [*trees, *others])
-    if not idle and any(position is not None for plan in plans for position in plan.positions):
+    idle = idle_patterns(patterns, [*trees, *others])
+    if not idle and matches:
         return
     paths = [format_path(path) for plan in plans for path in plan.item.paths]
-    unmatched = [request.only] if isinstance(request.only, str) or not idle else idle
+    unmatched = [patterns] if isinstance(patterns, str) or not idle else idle
     advice = "; ".join(filter(None, (advice_on_pattern(pattern, paths) for pattern in idle)))
     raise CheckpointNotFound(
-        f"{checkpoint.path}: only={', '.join(map(repr, unmatched))} matches no leaf; leaves are {some(paths)}"
+        f"{checkpoint.path}: {name}={', '.join(map(repr, unmatched))} matches no leaf; leaves are {some(paths)}"
         + (f". {advice}" if advice else "")
     )

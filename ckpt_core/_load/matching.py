@@ -13,7 +13,7 @@ from ckpt_core._errors import CheckpointNotFound, Mismatch, StructureMismatch, U
 from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core._lazy import jax
 from ckpt_core._load import constants
-from ckpt_core._load.derived import under_rules
+from ckpt_core._load.derived import under_rules, under_select
 from ckpt_core._load.non_tree import as_json, plan_non_tree, refuse_other_form, wants_plain_values
 from ckpt_core._load.plans import ItemPlan, Make, constant, pruned, renamed_dicts
 from ckpt_core._load.renames import renamed_names, under_wanted_paths
@@ -29,7 +29,7 @@ from ckpt_core._load.targets import (
     wants_of_target,
 )
 from ckpt_core._read import Want, with_specs
-from ckpt_core._saved import Checkpoint, ExtentItem, NativeItem, OrbaxItem, SavedItem
+from ckpt_core._saved import Checkpoint, DerivedItem, ExtentItem, NativeItem, OrbaxItem, SavedItem
 from ckpt_core._storage import StoreContext
 from ckpt_core._tree import Node, Path, code_and_constants, flatten, format_path, unflatten
 from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec
@@ -92,6 +92,10 @@ def plan_item(
         return plan_non_tree(checkpoint, saved, adapter, like, context)
     # arrays of an Orbax item are opened to learn the spec of every leaf
     item = with_specs(checkpoint, saved, context) if isinstance(saved, OrbaxItem) else saved
+    if request.select:
+        target = None if like is NOT_PASSED else like
+        wanted = None if request.only is None else _selection(request.only, item.name, target)
+        item = under_select(checkpoint.path, item, request.select, wanted)
     if like is NOT_PASSED:
         return _plan_as_saved(item, request)
     if getattr(adapter, "per_process", False):
@@ -99,9 +103,9 @@ def plan_item(
         mismatch = Mismatch("(root)", "kind", "a tree of arrays", kind, None, item.name)
         raise StructureMismatch([mismatch], where=checkpoint.path)
     if getattr(adapter, "accepts_any_structure", False):
-        if request.name_rules is not None:
+        if request.name_rules and under_rules(item, request.name_rules, (), ())[0].rules:
             raise TypeError(
-                "rules= need a target with a structure of its own: pass a tree of arrays"
+                f"item {item.name!r}: rules= need a target with a structure of its own: pass a tree of arrays"
             )
         return _plan_object(item, adapter, like, request)
     live: list[tuple[Any, bool]] = []
@@ -116,9 +120,12 @@ def plan_item(
 def _plan_strict(item: SavedItem, wanted: TargetTree, request: Request, where: str) -> ItemPlan:
     """The plan for a target that the item must match, except for what the request allows; ``where`` is for messages."""
     like, flat, live = wanted.like, wanted.flat, wanted.live
-    if request.name_rules is not None:
-        item = under_rules(where, item, request.name_rules, flat.paths, wanted.specs)
-    found = _matched(item, wanted, request)
+    if request.name_rules is None:
+        found = _matched(item, wanted, request)
+    else:
+        item, problems = under_rules(item, request.name_rules, flat.paths, wanted.specs)
+        found = _matched(item, wanted, request)
+        found.mismatches += problems
     at_once = not live or not request.restores or request.options.atomic_restore
     set_leaves = None if at_once else getattr(_adapters.adapter_for(like), "set_leaves", None)
     set_parts = set_leaves and functools.partial(set_leaves, like)
@@ -134,7 +141,11 @@ def _plan_strict(item: SavedItem, wanted: TargetTree, request: Request, where: s
             results.append(result)
             entries.append((position, spec, wanted.leaves[result]))
         made = wants_of_target(item, entries, request.sharding)
-        wants = dict(zip(results, made, strict=True))
+        pairs = list(zip(results, made, strict=True))
+        if isinstance(item, DerivedItem):  # parts of one array are read together
+            recipes = item.recipes
+            pairs.sort(key=lambda pair: recipes[pair[1].leaf].first)
+        wants = dict(pairs)
         if request.sharding is None and set_parts is None:  # else each frees an old array
             check_room(item, made, [leaf for _, _, leaf in entries])
     return ItemPlan(

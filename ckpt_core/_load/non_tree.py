@@ -185,9 +185,7 @@ def _special_value(checkpoint: Checkpoint, saved: OrbaxItem, context: StoreConte
 
 
 def saved_files(checkpoint: Checkpoint, saved: SavedItem) -> SavedFiles:
-    """The item's files, after every byte was verified; those that Orbax wrote have no checksums. Raises CheckpointCorrupt if a
-    file is missing or damaged.
-    """
+    """The item's files, every byte verified except Orbax's, which have no checksums. CheckpointCorrupt if any is bad."""
     sizes = sizes_of(checkpoint, saved)
     if isinstance(checkpoint, NativeCheckpoint):
         for name in sizes:

@@ -21,9 +21,7 @@ Make = Callable[[list[Any]], Any]
 
 @dataclass
 class ItemPlan:
-    """One item, matched and ready to be read. "Result" is the list of leaves that the load fills; ``positions``, ``kept`` and
-    ``wants`` go by its positions.
-    """
+    """One item, ready to be read. ``positions``, ``kept`` and ``wants`` go by positions in the list that the load fills."""
 
     item: SavedItem  # with the spec of every leaf
     make: Make  # builds the item's value from the result, and sets the objects of ``live``
@@ -122,7 +120,7 @@ def _resharded(plan: ItemPlan) -> Iterator[str]:
     for want in plan.wants.values():
         described, saved = item.shardings[want.leaf], item.specs[want.leaf]
         on_devices = {(want.spec or saved).kind, saved.kind} <= _ON_DEVICES
-        if not on_devices or (not described and isinstance(item, OrbaxItem)):
+        if not on_devices or (not described and isinstance(getattr(item, "base", item), OrbaxItem)):
             continue  # Orbax may have recorded no sharding
         pair = (id(described), id(want.sharding))
         if pair not in moved:

@@ -9,14 +9,16 @@ from typing import Any
 
 from ckpt_core import _adapters
 from ckpt_core._errors import Mismatch, StructureMismatch
+from ckpt_core._format.rules import Rule, pattern_of
 from ckpt_core._lazy import jax
 from ckpt_core._load.constants import NO_FUNCTION, nodes_in
 from ckpt_core._load.plans import ItemPlan
 from ckpt_core._load.request import Request
 from ckpt_core._load.targets import TargetTree
-from ckpt_core._saved import Checkpoint, ExtentItem, OrbaxItem, SavedItem
+from ckpt_core._saved import Checkpoint, DerivedItem, ExtentItem, OrbaxItem, SavedItem
 from ckpt_core._tree import Path, flatten, format_path, stored_paths
 from ckpt_core._tree.match import Idle, MatchRules, Renames
+from ckpt_core.arguments import nearest
 
 
 def under_wanted_paths(
@@ -27,14 +29,15 @@ def under_wanted_paths(
     names that have changed. The tensors of a file get the paths that fit their names.
     """
     rules, left_alone = request.rules, frozenset[str]()
-    if isinstance(item, ExtentItem):
+    stored = item.base if isinstance(item, DerivedItem) else item
+    if isinstance(stored, ExtentItem) and request.name_rules is None:
         names = renamed_names(item, rules.rename, request.renames)
-        paths = _paths_of_names(names, wanted.flat.paths)
+        paths = paths_of_names(names, wanted.flat.paths)
         item, rules = replace(item, paths=paths), replace(rules, rename=None)
     elif request.renames and (known := _adapter_of_renames(wanted.live)) is not None:
         renamed: Mapping[str, str] = known.renamed(request.renames, renamed_names(item, None, None))
         rules = replace(rules, rename=lambda path: renamed.get(path, path))
-    if isinstance(item, OrbaxItem):
+    if isinstance(stored, OrbaxItem):
         rules = replace(rules, loose_keys=True)
         rules = _then(rules, _names_of_orbax(item, wanted.like, rules.rename))
     if align := getattr(_adapters.adapter_for(wanted.like), "align", None):
@@ -42,7 +45,7 @@ def under_wanted_paths(
         saved = {
             now(format_path(path)): spec for path, spec in zip(item.paths, item.specs, strict=True)
         }
-        moved, left_alone = align(wanted.like, saved, ordered=not isinstance(item, OrbaxItem))
+        moved, left_alone = align(wanted.like, saved, ordered=not isinstance(stored, OrbaxItem))
         rules = _then(rules, moved)
     return item, rules, left_alone
 
@@ -80,7 +83,7 @@ def _names_of_orbax(
     }
 
 
-def _paths_of_names(names: Sequence[str], wanted: Sequence[Path]) -> list[Path]:
+def paths_of_names(names: Sequence[str], wanted: Sequence[Path]) -> list[Path]:
     """The wanted path that fits each name of a tensor; a dot stands for a level: ``layers.0.kernel`` fits ``layers/0/kernel``,
     whether ``0`` is a position, an int or text, and the key of a flat dictionary. Any other name is cut at its dots: patterns
     of ``only=`` see it as a path.
@@ -127,15 +130,18 @@ def _fits_by_adapter(entry: Idle, plan: ItemPlan) -> bool:
     return bool(adapter.renamed({entry.old: entry.new}, list(map(format_path, plan.item.paths))))
 
 
-def refuse_mismatches(checkpoint: Checkpoint, plans: Sequence[ItemPlan], rules: MatchRules) -> None:
+def refuse_mismatches(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request: Request) -> None:
     """Raises StructureMismatch with all differences and the arguments that would allow them; or with the entries of ``rename=``
-    that match no saved path. An entry with a new name that was saved is accepted: a program that loads checkpoints from before
-    and after a renaming passes the same ``rename=`` for both.
+    and ``rules=`` that match no saved path. An entry with a new name that was saved is accepted: a program that loads
+    checkpoints from before and after a renaming passes the same ``rename=`` for both.
     """
+    rules = request.rules
     mismatches = [entry for plan in plans if plan.match for entry in plan.match.mismatches]
+    mismatches += _idle_rules(checkpoint, plans, request.name_rules or ())
     idle = _idle_renames(checkpoint, rules, plans)
     if mismatches:
-        advice = _advice_for(mismatches, rules, idle, _proposed(mismatches, plans, rules))
+        renames = {} if request.name_rules else _proposed(mismatches, plans, rules)
+        advice = _advice_for(mismatches, request, idle, renames)
         raise StructureMismatch(mismatches, where=checkpoint.path, advice=advice)
     wrong = [
         Mismatch(one.old, "rename", None, one.new, one.nearest) for one in idle if not one.done
@@ -143,6 +149,22 @@ def refuse_mismatches(checkpoint: Checkpoint, plans: Sequence[ItemPlan], rules: 
     if wrong:
         advice = "An entry of rename= must be a saved path, or the beginning of one up to a slash."
         raise StructureMismatch(wrong, where=checkpoint.path, advice=advice)
+
+
+def _idle_rules(
+    checkpoint: Checkpoint, plans: Sequence[ItemPlan], rules: Sequence[Rule]
+) -> Iterator[Mismatch]:
+    """The rules that fit no path of a checkpoint. A list of rules for files may have some for tensors that a model lacks."""
+    items = [plan.item for plan in plans if isinstance(plan.item, DerivedItem)]
+    used = {rule for item in items for rule in item.rules}
+    names = [format_path(path) for item in checkpoint.items.values() for path in item.paths]
+    for rule in rules:
+        if rule in used or any(isinstance(item.base, ExtentItem) for item in items):
+            continue
+        patterns = [pattern_of(name, "./") for name in (*rule.sources, *rule.results)]
+        if not any(pattern.fullmatch(name) for pattern in patterns for name in names):
+            saved, wanted = (" and ".join(texts) for texts in (rule.sources, rule.results))
+            yield Mismatch(saved, "rule", None, wanted, nearest(saved, names[:2000]))
 
 
 _MOST_PROPOSED = 6
@@ -197,7 +219,7 @@ def renamed_names(
     """The path of each leaf, renamed; of a file, the name of each tensor. ``renames`` is the dict passed as ``rename=``, if it
     is one: for a file, dots or slashes separate the parts of its keys.
     """
-    if not isinstance(item, ExtentItem):
+    if not isinstance(item.base if isinstance(item, DerivedItem) else item, ExtentItem):
         names = map(format_path, item.paths)
         return list(names if rename is None else map(rename, names))
     names = [str(path[0]) for path in item.paths]
@@ -225,9 +247,10 @@ _WITHOUT_VALUE = ("(abstract)", "a restore that failed)", "as saved")
 
 
 def _advice_for(
-    mismatches: list[Mismatch], rules: MatchRules, idle: list[Idle], renames: dict[str, str]
+    mismatches: list[Mismatch], request: Request, idle: list[Idle], renames: dict[str, str]
 ) -> str:
     """The arguments that would allow the differences, but for those already passed; ``renames`` may be what is meant."""
+    rules = request.rules
     kinds = {entry.kind for entry in mismatches}
     hints: list[str] = []
     missing = [str(entry.wanted) for entry in mismatches if entry.kind == "missing"]
@@ -247,13 +270,14 @@ def _advice_for(
     gone = any(one.wanted == NO_FUNCTION for one in of_functions)
     moved = gone and any(one.saved == NO_FUNCTION for one in of_functions)
     both_sides = {"missing", "unexpected"} <= kinds or moved
-    if both_sides and (rules.rename is None or idle):
+    if both_sides and (rules.rename is None or idle) and not request.name_rules:
         such_as = f", such as rename={renames}" if renames else ""
         hints.append("rename= maps saved paths to wanted ones" + such_as)
     lines = [f"Where this is intended: {'; '.join(hints)}."] if hints else []
     if "shape" in kinds:
         lines.append(
-            "No argument changes a shape: change the target, or load what fits with only= and convert the rest."
+            "rules= stacks, splits, joins and transposes, select= of load takes a part: for any other shape change the target, "
+            "or load what fits with only= and convert the rest."
         )
     if idle:
         listed = ", ".join(

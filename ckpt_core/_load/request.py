@@ -29,6 +29,7 @@ Only = str | Iterable[str] | Callable[[Any, LeafSpec], bool] | type | None
 """A function gets the path as text; a filter of a framework, what the framework gives it."""
 Rename = Mapping[str, str] | Callable[[str], str] | None
 Rules = Iterable[Rule | Mapping[str, Any]] | None
+Select = Mapping[str, Any] | None
 
 
 class How(TypedDict, total=False):
@@ -38,6 +39,7 @@ class How(TypedDict, total=False):
     only: Only
     rename: Rename
     rules: Rules
+    select: Select
     sharding: Any
     as_numpy: bool
     cast: Any
@@ -74,6 +76,7 @@ class Request:
     abandoned: Callable[[], bool] | None = None  # of a background load: the interpreter is exiting
     renames: Mapping[str, str] | None = None  # ``rename=`` as a dict, which some adapters read
     name_rules: tuple[Rule, ...] | None = None  # ``rules=``
+    select: Mapping[str, tuple[Any, ...]] | None = None  # by pattern, the entries of the index
 
 
 def make_request(
@@ -88,6 +91,7 @@ def make_request(
     rules: Rules = None,
     like: Any = NOT_PASSED,
     static: str = "error",
+    select: Select = None,
 ) -> Request:
     """The request of a load or restore, from the caller's arguments; ``like`` is that of a load. Raises ValueError if
     ``missing``, ``unexpected`` or ``static`` is no known word, and TypeError for arguments that are wrong or cannot be combined.
@@ -116,6 +120,10 @@ def make_request(
         )
     if rules is not None and rename is not None:
         raise TypeError("rules= cannot be combined with rename=: a rule renames, too")
+    if rules is not None and select is not None:
+        raise TypeError(
+            "rules= cannot be combined with select=: load the parts, and save them first"
+        )
     if rules is not None and like is None:
         raise TypeError(
             "rules= needs a target: pass like, whose paths and shapes they are made for"
@@ -139,7 +147,29 @@ def make_request(
         dtype=_dtype_of_all(cast, missing, unexpected) if like is None and asks else "",
         renames=None if rename is None or callable(rename) else dict(rename),
         name_rules=None if rules is None else rules_from(rules),
+        select=None if select is None else _indices(select),
     )
+
+
+def _indices(select: Any) -> dict[str, tuple[Any, ...]]:
+    """The index of each pattern in ``select=``, as a tuple; TypeError if it is none, ValueError for a slice with a step."""
+    if not isinstance(select, Mapping) or not all(isinstance(one, str) for one in select):
+        raise TypeError(
+            f"select= is a dict from patterns to indices, such as {{'embed/**': np.s_[:1000]}}, got {select!r}"
+        )
+    found = {name: one if isinstance(one, tuple) else (one,) for name, one in select.items()}
+    for pattern, entries in found.items():
+        where = f"select={{{pattern!r}: {select[pattern]!r}}}"
+        slices = [one for one in entries if isinstance(one, slice)]
+        ends = [end for one in slices for end in (one.start, one.stop)]
+        numbers = [one for one in entries if not isinstance(one, slice) and one is not ...]
+        numbers += [end for end in ends if end is not None]
+        odd = [n for n in numbers if isinstance(n, bool) or not isinstance(n, int | np.integer)]
+        if odd or [one is ... for one in entries].count(True) > 1:
+            raise TypeError(f"{where}: an index is of whole numbers, slices and at most one ...")
+        if any(one.step not in (None, 1) for one in slices):
+            raise ValueError(f"{where}: select= takes no steps: load without, and index the result")
+    return found
 
 
 def _dtype_of_all(cast: Any, missing: str, unexpected: str) -> str:

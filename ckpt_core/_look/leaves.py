@@ -1,12 +1,13 @@
-"""The leaves of a checkpoint of any format, read piece by piece."""
+"""The leaves of a checkpoint of any format, read piece by piece, and numbers about each."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
-from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,15 @@ import numpy as np
 from ckpt_core._errors import CheckpointNotFound
 from ckpt_core._layout.chunks import chunk_parts, chunk_shape
 from ckpt_core._layout.regions import Region, whole
-from ckpt_core._options import MIB, Options
+from ckpt_core._look.numbers import Sums
+from ckpt_core._options import MIB, Options, checked_options
 from ckpt_core._read import Want, read_leaves, with_specs
 from ckpt_core._saved import Checkpoint, NativeItem, OrbaxItem, SavedItem, open_checkpoint
 from ckpt_core._storage import new_context
 from ckpt_core._tree import Node, Path, format_path
 from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec, as_logical
 from ckpt_core._tree.match import positions_of
-from ckpt_core._tree.patterns import idle_patterns, selector
+from ckpt_core._tree.patterns import idle_patterns, read_again, selector
 
 Array = np.ndarray[Any, Any]
 PIECE_BYTES = 32 * MIB
@@ -128,3 +130,49 @@ def check_found(only: Any, *sides: Trees) -> None:
     if idle or (only is not None and not any(any(side.items.values()) for side in sides)):
         where = ", ".join(side.path for side in sides)
         raise CheckpointNotFound(f"{where}: only={idle or only!r} matches no leaf")
+
+
+@dataclass(frozen=True)
+class LeafStatistics:
+    """Numbers about one leaf, in float64; of complex numbers, ``min`` and ``max`` are of the magnitude."""
+
+    item: str
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    size_bytes: int
+    # this and the following as in ``Sums``
+    count: int  # elements; 0 if it holds no numbers (text, random keys), and the rest is NaN or 0
+    nan_count: int
+    inf_count: int
+    zero_count: int
+    min: float  # this and the following are of the finite elements
+    max: float
+    mean: complex
+    std: float
+    norm: float
+    # of those that are not zero: (exponent, how many negative, how many positive), 2**(exponent - 1) <= |x| < 2**exponent
+    octaves: tuple[tuple[int, int, int], ...] = ()
+
+
+def leaf_statistics(
+    path: str | os.PathLike[str],
+    *,
+    only: str | Iterable[str] | None = None,
+    options: Options | None = None,
+) -> Iterator[LeafStatistics]:
+    """Numbers about each leaf of the trees in a checkpoint of any format; holds a few pieces of it at a time."""
+    only = read_again(only)
+    trees = Trees(path, only, checked_options(options))
+    check_found(only, trees)
+    names = [one.name for one in fields(LeafStatistics)][5:]
+    for item, leaves in trees.items.items():
+        numeric = [leaf for leaf in leaves if leaf.has_numbers]
+        with contextlib.closing(trees.pieces(item, numeric)) as read:
+            for leaf in leaves:
+                sums, spec = Sums(), leaf.spec
+                for piece in islice(read, len(leaf.regions()) if leaf.has_numbers else 0):
+                    sums.add(piece)
+                size_bytes = spec.stored_bytes if leaf.text is None else len(leaf.text.encode())
+                described = (item, leaf.path, spec.shape, spec.dtype or spec.kind, size_bytes)
+                yield LeafStatistics(*described, *(getattr(sums, name) for name in names))

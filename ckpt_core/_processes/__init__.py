@@ -20,8 +20,7 @@ from typing import Any
 from ckpt_core._errors import BarrierTimeout, CheckpointError
 from ckpt_core._lazy import jax
 from ckpt_core._processes import wire
-from ckpt_core._processes.wire import NotTogether as NotTogether
-from ckpt_core._processes.wire import Said
+from ckpt_core._processes.wire import NotTogether, Said
 
 logger = logging.getLogger("ckpt_core")
 _REPORT_SECS = 5.0
@@ -170,9 +169,7 @@ class Round:
         return result
 
     def first(self, work: Callable[[], Any]) -> Any:
-        """Runs ``work`` on process 0 and returns its result, plain JSON values, on all; if it fails, all raise. Process 0 does not
-        wait for the others.
-        """
+        """Runs ``work`` on process 0, which does not wait, and returns its JSON result on all; if it fails, all raise."""
         if self.processes.count == 1:
             return work()
         found: list[Any] = []

@@ -110,9 +110,7 @@ def different_calls(first: str, other: str, where: str) -> NotTogether:
 
 
 def waiting_elsewhere(entries: Iterable[tuple[str, str]], absent: Sequence[int]) -> str:
-    """In which calls the absent processes wait, as the end of a message; empty if in none. ``entries`` are keys and values at the
-    coordination service.
-    """
+    """The calls in which absent processes wait, to end a message; ``entries`` are of the coordination service."""
     found, known = list[str](), dict(entries)
     for key, text in known.items():
         tag, _, index = key.rpartition(":/")

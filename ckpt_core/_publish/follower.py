@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ckpt_core._adapters import adapter_for
-from ckpt_core._background.threads import run_each
+from ckpt_core._background import run_each
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound, UnsupportedLeaf
 from ckpt_core._layout.regions import region_slices, whole
 from ckpt_core._load import (

@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckpt_core._devices import collectives
-from ckpt_core._layout.chunks import rows_per_block
+from ckpt_core._errors import CheckpointError
+from ckpt_core._layout.chunks import WriterTurns, rows_per_block
 from ckpt_core._layout.regions import Region, Shape, region_shape, to_region
-from ckpt_core._layout.writers import WriterTurns
 from ckpt_core._lazy import jax
 from ckpt_core._options import MIB, Options
 from ckpt_core._read.pipeline import read_leaves
@@ -159,7 +158,7 @@ def _room(
     """Memory for one exchange: the bytes of all pieces in order, zeros where another process reads one; and for each piece the
     buffer that receives it, None if it was read here.
     """
-    filled = collectives.room(sum(piece.size_bytes for piece in pieces))
+    filled = _zeroed_lanes(sum(piece.size_bytes for piece in pieces))
     outs: list[Array | None] = []
     start = 0
     for piece in pieces:
@@ -180,7 +179,7 @@ def _receive(
     read: list[dict[Region, Array]],
 ) -> None:
     """Runs one exchange, and adds the received pieces to ``read``."""
-    joined, start = collectives.join(filled, holders), 0
+    joined, start = _union(filled, holders), 0
     for piece, out in zip(pieces, outs, strict=True):
         if out is not None:
             _bytes_of(out)[:] = joined[start : start + piece.size_bytes]
@@ -193,10 +192,7 @@ def _bytes_of(array: Array) -> Array:
 
 
 def _steps(
-    item: SavedItem,
-    wants: Sequence[Want],
-    layouts: Sequence[_Layout | None],
-    limit_bytes: int,
+    item: SavedItem, wants: Sequence[Want], layouts: Sequence[_Layout | None], limit_bytes: int
 ) -> list[_Step]:
     """The steps of all leaves in order, the same on all processes; a leaf with regions above 32 MiB takes several."""
     steps: list[_Step] = []
@@ -258,3 +254,58 @@ def _put_rows(
         if region not in parts:
             parts[region] = aligned(region_shape(region), item.specs[want.leaf].numpy_dtype)
         parts[region][rows[0] : rows[1]] = found[_rows_of(region, rows)]
+
+
+_LANE = np.dtype(np.uint32)
+_SMALLEST_LANES = 1024
+_STEPS_AN_OCTAVE = 8
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def _zeroed_lanes(size_bytes: int) -> Bytes:
+    """A zeroed buffer of at least ``size_bytes``, rounded up: ``_union`` compiles once per size."""
+    lanes = max(_SMALLEST_LANES, -(-size_bytes // _LANE.itemsize))
+    step = max(1, (1 << (lanes - 1).bit_length()) // (2 * _STEPS_AN_OCTAVE))
+    return np.zeros(-(-lanes // step) * step * _LANE.itemsize, np.uint8)
+
+
+def _union(filled: Bytes, holders: tuple[int, ...]) -> Bytes:
+    """The union of the buffers of all ``holders``, read-only; exactly these processes must call it; blocks. At most one process
+    has set each byte, and it is zero in the others, so the sum of the buffers as integers is exact. ``filled`` is a buffer from
+    ``_zeroed_lanes``, equally large on all holders, and must not change afterwards; ``holders`` are ascending. One device of each
+    process takes part. Raises CheckpointError if the collective failed; the time limit is jax's, not ``timeout_secs``.
+    """
+    add, mesh = _adder(holders)
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("process"))
+    mine = jax.device_put(filled.view(_LANE)[None], _first_device(jax.process_index()))
+    shape = (len(holders), mine.shape[1])
+    everyone = jax.make_array_from_single_device_arrays(shape, sharding, [mine])
+    # Override the mesh that the caller may have set.
+    try:
+        with jax.set_mesh(mesh):
+            joined = add(everyone)
+        return np.asarray(joined.addressable_data(0)).view(np.uint8)
+    except jax.errors.JaxRuntimeError as error:
+        raise CheckpointError(
+            f"processes {list(holders)} could not exchange {filled.nbytes} bytes over their devices: "
+            f"{error}. Did one of them end? Options(broadcast=False) lets each read for itself"
+        ) from error
+
+
+@functools.lru_cache(256)
+def _adder(holders: tuple[int, ...]) -> tuple[Callable[[Any], Any], jax.sharding.Mesh]:
+    devices = np.array([_first_device(process) for process in holders])
+    mesh = jax.sharding.Mesh(devices, ("process",))
+    add = jax.jit(
+        lambda lanes: lanes.sum(axis=0, dtype=_LANE),
+        out_shardings=jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()),
+    )
+    return add, mesh
+
+
+@functools.lru_cache(4096)
+def _first_device(process: int) -> Any:
+    """The device of a process with the smallest id: all processes choose the same one."""
+    mine = (device for device in jax.devices() if device.process_index == process)
+    return min(mine, key=lambda device: device.id)

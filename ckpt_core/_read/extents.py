@@ -25,8 +25,7 @@ from ckpt_core._layout.chunks import (
     keyed_parts,
     rows_per_block,
 )
-from ckpt_core._layout.pieces import pieces
-from ckpt_core._layout.regions import Region, region_slices, whole
+from ckpt_core._layout.regions import Region, pieces, region_slices, whole
 from ckpt_core._options import KIB, MIB, Options
 from ckpt_core._read.wants import (
     PIECE_BYTES,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from ckpt_core._background.threads import run_each
+from ckpt_core._background import run_each
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format import orbax_read
 from ckpt_core._format.untrusted import most_bytes
-from ckpt_core._layout.regions import Region, whole
-from ckpt_core._read.wants import Array, Job, Reads, Want
+from ckpt_core._layout.regions import Region, whole, within
+from ckpt_core._read.wants import Array, Job, Reads, Share, Want, take
 from ckpt_core._saved import Checkpoint, OrbaxItem, naming
 from ckpt_core._storage import (
     ForeignArray,
@@ -55,6 +56,22 @@ class OrbaxReader:
                 parts[region] = read_region(self._arrays[name], region, name)
 
         return job
+
+    def jobs(self, leaf: int, shares: Sequence[Share]) -> Iterator[Job]:
+        """The job that reads what the shares need, and what lies between: a chunk, often a shard, is decoded once for all."""
+        name, regions = self._item.name_of(leaf), [region for region, _ in shares]
+        whole_of = tuple(
+            (min(start for start, _ in bounds), max(stop for _, stop in bounds))
+            for bounds in zip(*regions, strict=True)
+        )
+
+        def job() -> None:
+            with naming(self._checkpoint, self._item.paths[leaf]):
+                values = read_region(self._arrays[name], whole_of, name)
+            for region, view in shares:
+                take(values[(*within(region, whole_of), ...)], [(whole(view.shape), view)])
+
+        yield job
 
 
 def _opened_arrays(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Future
 from typing import Any
 
-from ckpt_core._background.threads import Workers
+from ckpt_core._background import Workers
 from ckpt_core._directory import is_local_disk
 from ckpt_core._layout.regions import Region, region_size
 from ckpt_core._options import MIB, Options
@@ -116,6 +116,12 @@ def _reader(
     """The reader of the item; ``stack`` closes what it opens."""
     if isinstance(item, HeldItem):
         return HeldReader(item.arrays)
+    if isinstance(item, DerivedItem):
+        parts = (part for want in wants for _, row in item.recipes[want.leaf].rows for part in row)
+        stored = [Want(leaf, []) for leaf in sorted({part.leaf for part in parts})]
+        reader = _reader(checkpoint, item.base, stored, options, context, past_cache, stack)
+        assert not isinstance(reader, DerivedReader)
+        return DerivedReader(reader, item)
     if isinstance(item, OrbaxItem):
         return stack.enter_context(contextlib.closing(OrbaxReader(checkpoint, item, context)))
 
@@ -127,10 +133,8 @@ def _reader(
         return stack.enter_context(contextlib.closing(files))
 
     if isinstance(item, ExtentItem):
-        base = item.base if isinstance(item, DerivedItem) else item
-        files = files_in(checkpoint.location, base.sizes_bytes)
-        tensors = ExtentReader(StoredTensors(checkpoint, base, files), base.specs)
-        return DerivedReader(tensors, item) if isinstance(item, DerivedItem) else tensors
+        files = files_in(checkpoint.location, item.sizes_bytes)
+        return ExtentReader(StoredTensors(checkpoint, item, files), item.specs)
     assert isinstance(checkpoint, NativeCheckpoint)
     assert isinstance(item, NativeItem)
     files = files_in(checkpoint.location / item.directory, checkpoint.sizes_in(item))
@@ -141,13 +145,18 @@ def _reader(
 def _batches(
     item: SavedItem, wants: Iterable[Want], limit_bytes: int
 ) -> Iterator[tuple[list[Want], int]]:
-    """The leaves in batches, each with its size in bytes."""
+    """The leaves in batches, each with its size in bytes. Parts of one array that follow each other are not separated, since a
+    block or chunk of it may have something of each.
+    """
     batch: list[Want] = []
-    total_bytes = 0
+    total_bytes, recipes = 0, item.recipes if isinstance(item, DerivedItem) else None
     for want in wants:
         itemsize = item.specs[want.leaf].numpy_dtype.itemsize
         size_bytes = itemsize * sum(map(region_size, want.regions))
-        if batch and (total_bytes + size_bytes > limit_bytes or len(batch) >= _BATCH_LEAVES):
+        full = total_bytes + size_bytes > limit_bytes or len(batch) >= _BATCH_LEAVES
+        if batch and full and recipes is not None:
+            full = recipes[want.leaf].first != recipes[batch[-1].leaf].first
+        if batch and full:
             yield batch, total_bytes
             batch, total_bytes = [], 0
         batch.append(want)

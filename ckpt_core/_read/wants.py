@@ -47,9 +47,7 @@ Share = tuple[Region, Array]
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An uninitialised array that jax on CPU can use without a copy: numpy aligns to 16 bytes. Raises MemoryError if there is
-    none for it.
-    """
+    """An empty array that jax on CPU uses without a copy: numpy aligns to 16 bytes. MemoryError if there is no room."""
     size = math.prod(shape) * dtype.itemsize
     if size > sys.maxsize - _ALIGNMENT:  # more than addresses: numpy would raise ValueError
         raise MemoryError(f"no memory for {size} bytes: {dtype.name}{list(shape)}")

@@ -12,7 +12,7 @@ from ckpt_core._fork import HOME, forked
 from ckpt_core._load import NOT_PASSED, collect_targets, make_request
 from ckpt_core._operation import logger
 from ckpt_core._options import Options, checked_options, of_local_steps, unknown_argument
-from ckpt_core._results import CheckpointInfo, RestoredStep, notebook
+from ckpt_core._results import CheckpointInfo, RestoredStep, html_of_directory
 from ckpt_core._run import going_back
 from ckpt_core._run.in_flight import Turns, in_turn, raise_failures, settle_all, wait_for_others
 from ckpt_core._run.policies import choose_keep_policy, choose_save_policy, keep, when
@@ -140,7 +140,7 @@ class Checkpointer:
         items: Mapping[str, Any] | None = None,
         **named: Any,
     ) -> bool:
-        """Saves a step if the policy wants it; True if a save was started (asynchronous) or done.
+        """Saves a step if the policy, or ``ckpt save-now``, wants it; True if a save was started (asynchronous) or done.
 
         Returns False if the policy declines, or if this Checkpointer already saved or restored the step, so an
         extra save after the training loop does no harm; with ``force=True``, if the persistent directory has it,
@@ -251,6 +251,7 @@ class Checkpointer:
         items: Mapping[str, Any] | None = None,
         only: Any = None,
         rename: Any = None,
+        rules: Any = None,
         cast: bool = False,
         missing: str = "error",
         unexpected: str = "error",
@@ -268,7 +269,9 @@ class Checkpointer:
         """
         settle_all(self._run.slots)
         options = options or self._run.directory.options
-        request = make_request(only, rename, cast, missing, unexpected, options, static=static)
+        request = make_request(
+            only, rename, cast, missing, unexpected, options, rules=rules, static=static
+        )
         targets = collect_targets(state, items, targets)
         return self._run.restore(step, targets, request)
 
@@ -432,7 +435,7 @@ class Checkpointer:
         return f"<Checkpointer {self.directory}: {self._run.state()}>"
 
     def _repr_html_(self) -> str:
-        return notebook.of_directory(self.directory, self._run.state(), self.all_steps())
+        return html_of_directory(self.directory, self._run.state(), self.all_steps())
 
 
 # its type stays its own

@@ -10,6 +10,7 @@ from ckpt_core._errors import CheckpointError
 from ckpt_core._processes import Processes
 from ckpt_core._run.policies import when
 from ckpt_core._run.preemption import Preemption
+from ckpt_core._run.save_now import SaveNow
 
 _NOT_LOOKED = -1
 
@@ -24,11 +25,13 @@ class SaveDecision:
         processes: Processes,
         preemption: Preemption,
         timeout_secs: float,
+        save_now: SaveNow | None = None,
     ) -> None:
         self._policy = policy.decide if isinstance(policy, when.SavePolicy) else policy
         self._listens = bool(getattr(policy, "listens", False))
         self._processes = processes
         self._preemption = preemption
+        self._save_now = save_now
         self._newest_on_disk = newest_on_disk
         self._by_step = bool(getattr(policy, "by_step", False))
         self._agree = processes.count > 1 and not self._by_step
@@ -42,6 +45,13 @@ class SaveDecision:
         """Whether the policy wants this step; with several processes, all must call it."""
         if self._agree and self._last is not None and self._last[0] == step:
             return self._last[1]  # process 0 has already decided about this step
+        # before the policy, which may raise in one process alone
+        if (save_now := self._save_now) is not None:
+            save_now.step = step if save_now.step == step else None
+            now = step if self._processes.count > 1 else time.monotonic()
+            if now >= save_now.due or step < save_now.last:
+                save_now.look_for_request(step)
+            save_now.last = step
         # A listing that fails in one process must not keep that one out of a call that the others make.
         if self._newest == _NOT_LOOKED and not self._agree and not self._by_step:
             self._newest = self._newest_on_disk()
@@ -51,13 +61,15 @@ class SaveDecision:
             saving=saving,
             preempted=(self._listens or not self._by_step) and self._preemption.wants(step),
         )
-        if not self._agree:
+        if self._agree:
+            wanted = self._agreed(step, context)
+        else:
             wanted = bool(self._policy(step, context))
-            if self._listens:
-                self._preemption.decided(wanted, context.preempted)
-            return wanted
-        wanted = self._agreed(step, context)
+        if save_now is not None and save_now.step is not None:
+            wanted = True
         self._last = (step, wanted)
+        if self._listens and not self._agree:
+            self._preemption.decided(wanted, context.preempted)
         return wanted
 
     def _agreed(self, step: int, context: when.SaveContext) -> bool:

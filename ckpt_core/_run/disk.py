@@ -28,8 +28,6 @@ class Disk:
     retention: Retention
     lease: Lease
 
-    # ------------------------------------------------------------------------------------ save
-
     def make_room(
         self,
         trail: Trail,
@@ -141,8 +139,6 @@ class Disk:
             f"{path}/{RETIRED}" if moves else "the object store",
         )
 
-    # ----------------------------------------------------------------------- delete, roll back
-
     def delete_step(self, step: int, local: Collection[int]) -> dict[str, Any]:
         """Deletes the persistent copies of a step; gives the run file, as ``run``. From then on no
         local copy counts, not even one of a host that is away.
@@ -204,9 +200,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class SaveGuard:
-    """Asked before the persistent save of a step to ``path`` begins, when it looks at the steps, and right before its commit;
-    see ``SaveJob.guard``.
-    """
+    """Asked before a step's persistent save to ``path`` looks at the steps, and before its commit; ``SaveJob.guard``."""
 
     disk: Disk
     trail: Trail

@@ -117,11 +117,7 @@ def saved(trail: Trail, identity: Identity, changes: Changes, sure: bool = True)
             if max(found.own, default=-1) > last:
                 found = cut(found, last)
             root = last if found.root is None else min(last, found.root)
-            found = replace(
-                found,
-                root=root,
-                entries=() if changes.base is None else found.entries,
-            )
+            found = replace(found, root=root, entries=() if changes.base is None else found.entries)
         found = _standing(found, identity)
         found = replace(found, head=max(found.head, step), may_retire=True)
     uncertain = found.uncertain - {step}
@@ -310,9 +306,7 @@ def lineage_bound(changes: Changes, step: int, trail: Trail) -> int:
 
 
 def of_interest(trail: Trail, step: int, names: Iterable[int]) -> set[int]:
-    """The steps on disk that ``decide_changes`` must know of: newer than what the save continues, left by going back to the
-    beginning, or of another history.
-    """
+    """The steps ``decide_changes`` needs: newer than what the save continues, left by going back, or of another history."""
     base, own = trail.continued_from(step), trail.own
     after = step - 1 if base is None else base.step
     root = after if trail.root is None else trail.root

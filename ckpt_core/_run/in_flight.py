@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from ckpt_core._background.pending import PendingSave, unfinished, wait_for_saves
+from ckpt_core._background import PendingSave, unfinished, wait_for_saves
 from ckpt_core._errors import ANSWERS, CheckpointError, GraceExceeded, at_the_call
 from ckpt_core._fork import HOME, forked
 from ckpt_core._processes import Processes

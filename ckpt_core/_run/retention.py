@@ -39,9 +39,7 @@ class Retention:
     _said_no_metric: bool = False
 
     def apply(self, saved: int, listing: Listing, but: Set[int], damaged: Set[int]) -> None:
-        """Deletes the steps that no policy keeps. ``saved`` was just committed; those in ``but`` were removed
-        since the listing. A failed deletion is only logged.
-        """
+        """Deletes the steps that no policy keeps, but for ``saved`` and those ``but`` names. A failed deletion is only logged."""
         self._known.pop(saved, None)
         steps = [step for step in listing.committed() if step not in but]
         for step in self._due(steps, listing, damaged):
@@ -59,8 +57,6 @@ class Retention:
         removed = self.run.backend.clean(self.run.path)
         if removed:
             logger.info("%s: removed %d unfinished saves", self.run.path, len(removed))
-
-    # ---------------------------------------------------------------- steps removed together
 
     def removals_of(
         self, steps: Iterable[int], listing: Listing, into: str | None
@@ -157,8 +153,6 @@ class Retention:
         elif removal.into is None:
             logger.info("deleted %s", path)
         self._send_event("deleted", removal.step)
-
-    # -------------------------------------------------------------------------------- policies
 
     def _delete(self, step: int, listing: Listing) -> None:
         trash = self.run.options.trash_directory

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ckpt_core import _adapters, _load
-from ckpt_core._devices.staging import Copy, Staging
+from ckpt_core._devices.transfer import Copy, Staging
 from ckpt_core._directory import check_step
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, GraceExceeded, is_visible
 from ckpt_core._operation import logger
@@ -36,6 +37,7 @@ from ckpt_core._run.policies import keep, when
 from ckpt_core._run.preemption import Preemption
 from ckpt_core._run.retention import Retention
 from ckpt_core._run.run_file import parse_run_file
+from ckpt_core._run.save_now import LOOK_SECS, STORE_LOOK_SECS, SaveNow
 from ckpt_core._run.steps import Following, RunDirectory
 from ckpt_core._run.tiers import LocalTier, StepToSave, Tiers, open_local
 from ckpt_core._run.unread import UnreadValues
@@ -73,7 +75,11 @@ class Run:
         listening = save_policy if persist is None else when.any_of(save_policy, persist)
         self.preemption = Preemption(processes, listening, options)
         asked = processes, self.preemption, options.timeout_secs
-        self.decision = SaveDecision(save_policy, self.tiers.latest, *asked)
+        # the opening counts as a look; several processes go by steps, and take up their pace from here
+        first_look = time.monotonic() + (LOOK_SECS if directory.local else STORE_LOOK_SECS)
+        due = first_look if processes.count == 1 else 10
+        self._save_now = SaveNow(directory, self._persistent, due)
+        self.decision = SaveDecision(save_policy, self.tiers.latest, *asked, self._save_now)
         self._persist_decision = (
             None if persist is None else SaveDecision(persist, directory.steps.latest, *asked)
         )
@@ -89,8 +95,6 @@ class Run:
         self._said_repeated = self.listed = False
         if not directory.read_only:
             self.on_first("open a run", self.disk.retention.clean)
-
-    # ------------------------------------------------------------------------------------ save
 
     def refuse_unless_open(self, call: str) -> None:
         """Raises CheckpointError if this Checkpointer is closed or must not write."""
@@ -168,6 +172,7 @@ class Run:
         """Whether this save also goes to the persistent directory; all processes must call it."""
         # After a stop signal the host and its local disk may be gone before the next run starts.
         last = self.preemption.wants(step) or self.preemption.will_stop
+        last = last or self._save_now.step == step  # somebody wants to take it away
         asked = self._persist_decision
         return (asked is None or asked.wants(step, self._persistent.running)) or last
 
@@ -240,8 +245,6 @@ class Run:
         it with the same ``call``, a text like "delete step 3", or they raise.
         """
         return self._processes.round(call, self._options.timeout_secs).first(work)
-
-    # ---- snapshot, write, commit
 
     def _start(
         self,
@@ -359,9 +362,9 @@ class Run:
             contents.release()
         self._outcomes.append(lambda trail: history.saved(trail, identity, changes))
         if self._processes.index == 0:
+            if self._save_now.granted:
+                self._save_now.committed(identity.step)
             self.disk.committed(history.saved(trail, identity, changes), identity.step, changes)
-
-    # --------------------------------------------------------------------------------- restore
 
     def restore_latest(
         self, targets: Mapping[str, Any], request: _load.Request, strict_latest: bool
@@ -455,8 +458,6 @@ class Run:
             return
         with contextlib.suppress(OSError, CheckpointError):
             self.local.forget(self._steps.run_file())
-
-    # ----------------------------------------------------------------------------------- other
 
     def explain(self) -> dict[int, str]:
         """For every step in the persistent directory whether it stays, and why."""

@@ -33,6 +33,7 @@ from ckpt_core._errors import (
 )
 from ckpt_core._format import orbax_write
 from ckpt_core._format.record import RECORD_FILE, Record, load_record
+from ckpt_core._format.untrusted import SHORT_BYTES
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes
 from ckpt_core._run import history
@@ -42,6 +43,8 @@ from ckpt_core._run.run_file import MOST_BYTES, RUN_FILE, RunFile, parse_run_fil
 from ckpt_core._saved import Checkpoint, NativeCheckpoint, open_in, refuse_file_for_steps
 from ckpt_core._storage import backend_of
 
+SAVE_NOW_FILE = ".ckpt-save-now"
+"""A request to save now, beside the steps; see ``save_now``."""
 _LOOK_SECS = 1.0
 """Interval at which a directory is listed while somebody waits for a new step."""
 _ANCESTORS, _LEAVES = 64, 10_000
@@ -277,6 +280,15 @@ def note_deleted(directory: str, step: int) -> None:
     run = parse_run_file(backend.read(directory, RUN_FILE, MOST_BYTES), directory)
     if run.name:
         backend.put(directory, RUN_FILE, run.without(step).dump())
+
+
+def request_save(backend: Backend, directory: str) -> tuple[bytes, bool]:
+    """Asks whoever saves in a directory for a step, unless somebody has; gives the request, and whether it is new."""
+    if (there := backend.read(directory, SAVE_NOW_FILE, SHORT_BYTES)) is not None:
+        return there, False
+    data = secrets.token_hex(16).encode()
+    backend.put(directory, SAVE_NOW_FILE, data)
+    return data, True
 
 
 @dataclass(frozen=True)

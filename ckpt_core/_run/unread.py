@@ -153,25 +153,19 @@ class UnreadValues:
         self._pipelines[name] = weakref.ref(pipeline), now, same and position not in ("", now)
 
     def _say_it_stands(self, name: str, pipeline: Any, same: bool) -> None:
-        kind = type(pipeline).__name__
         if same:
-            logger.warning(
+            text = (
                 "item %r, a %s, is at one position at each save: training takes its batches from another iterator, such as "
                 "the one that `for batch in dataset` makes, and a restart reads these data again. Take them from the one "
-                "that is saved: for batch in %s",
-                name,
-                kind,
-                name,
+                "that is saved: for batch in %s"
             )
-            return
-        logger.warning(
-            "item %r is another %s at each save, and always at one position: a restart reads its first data "
-            "again. Pass the iterator from which training takes its batches: data = iter(dataset) once, before "
-            "the loop, then save(..., %s=data)",
-            name,
-            kind,
-            name,
-        )
+        else:
+            text = (
+                "item %r is another %s at each save, and always at one position: a restart reads its first data "
+                "again. Pass the iterator from which training takes its batches: data = iter(dataset) once, before "
+                "the loop, then save(..., %s=data)"
+            )
+        logger.warning(text, name, type(pipeline).__name__, name)
 
 
 def _comes_back(target: Any) -> bool:

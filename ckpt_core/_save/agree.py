@@ -1,13 +1,12 @@
-"""What the processes of a save agree on: that they save the same, and what each of them has written.
+"""What the processes of a save agree on: that they save the same, and what each has written.
 
-Each process computes by itself who writes which region, from structure, shapes, chunks and
-shardings. If these differed between two processes, regions would be written twice or not at all. So
-each sends a digest of these facts before anything is written; that of a tree is computed once for each plan. If
-one differs from process 0, it sends its facts, and the error names the first setting or leaf that differs.
+Each process computes by itself who writes which region. If structure, shapes, chunks or shardings differed between two,
+regions would be written twice or not at all. So each sends a digest of them before anything is written; that of a tree
+is computed once for each plan. One that differs from process 0 sends its facts, and the error names the first setting
+or leaf that differs.
 
-Of a number, a text, a numpy array and an array that is bound to no device, every process has one of its own, of which one is
-saved and all get it back. So these are compared too, as texts: if they differed, all processes but one would go on with
-another's value.
+Of numbers, texts, numpy arrays and arrays bound to no device each process has its own, and one is saved for all. So these
+are compared, too, as texts: else all processes but one would go on with another's value.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ckpt_core import _processes
-from ckpt_core._background.pending import unfinished, wait_for_saves
+from ckpt_core._background import unfinished, wait_for_saves
 from ckpt_core._directory import (
     Attempt,
     Backend,
@@ -68,11 +68,9 @@ class Guard(Protocol):
 
     def claim(self) -> None:
         """Claims the directory. Called before the attempt begins, which deletes leftover files."""
-        ...
 
     def check(self) -> None:
         """Raises if another run has claimed the directory. Called last before the commit."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,13 +30,14 @@ from ckpt_core._save.prepare import landed, plan_item, prepare_item
 from ckpt_core._save.protocol import Save
 from ckpt_core._storage import ArrayToWrite
 from ckpt_core._tree import format_path
-from ckpt_core._tree.grow import GrownTree
+from ckpt_core._tree.flatten import Key, Node, Path
 from ckpt_core.arguments import answering
 
 _SMALL_ADD_BYTES = 8 * MIB
 """What is added in smaller pieces waits in memory, until it fills a file."""
 _WAITING_BYTES = 64 * MIB
 """So much of it waits at most."""
+_DICTS = ("dict", "ordered")
 
 
 @answering
@@ -208,19 +210,22 @@ def _given_up(path: str) -> CheckpointError:
 
 
 class PieceTree:
-    """The parts of one item that were added so far."""
+    """The parts of one item that were added so far: dictionaries at the same path are joined, all else comes whole."""
 
     def __init__(self, first: PreparedItem) -> None:
         self.first = first
-        self._grown = GrownTree()
+        # at the path of each dictionary and of each node that came whole: the keys of the one, the leaves of the other
+        self._nodes: dict[Path, tuple[Node, dict[Key, None], list[Any]]] = {}
         self._paths: dict[str, str] = {}  # array name -> path
         self._texts: dict[str, str] = {}
 
     def refuse(self, part: PreparedItem) -> None:
-        """Raises UnsupportedLeaf if a part has what is there already."""
-        clash = self._grown.clash(part.record.tree)
-        if clash is not None:
-            raise taken(part.name, format_path(clash))
+        """Raises UnsupportedLeaf if a part has what is there already, or another container at its path."""
+        for path, node, _ in _nodes(part.record.tree, ()):
+            there = self._nodes[path][0] if path in self._nodes else node
+            alike = (there.kind, there.type_name) == (node.kind, node.type_name)
+            if path in self._nodes and (node.kind not in _DICTS or not alike):
+                raise taken(part.name, format_path(path))
         for name, path in zip(part.names, part.record.paths, strict=True):
             if name in self._paths:
                 where = format_path(path)
@@ -231,6 +236,7 @@ class PieceTree:
                 )
 
     def add(self, part: PreparedItem) -> None:
+        """Adds a part that ``refuse`` lets pass."""
         assert part.plan is not None
         signature = part.plan.signature
         paths = signature.paths
@@ -240,13 +246,17 @@ class PieceTree:
             for position in group:
                 objects[position] = one
         columns = (paths, signature.specs, signature.shardings, signature.stored, objects)
-        self._grown.add(part.record.tree, list(zip(*columns, strict=True)))
+        for path, node, own in _nodes(part.record.tree, zip(*columns, strict=True)):
+            self._nodes.setdefault(path, (node, {}, own))
+            if path:
+                self._nodes[path[:-1]][1][path[-1]] = None
         self._paths |= zip(part.names, map(format_path, paths), strict=True)
         self._texts |= part.texts
 
     def whole(self, job: SaveJob) -> PreparedItem:
         """The item of all parts, without its arrays."""
-        root, leaves = self._grown.whole()
+        leaves: list[Any] = []
+        root = self._grown((), leaves)
         columns = [tuple(leaf[column] for leaf in leaves) for column in range(4)]
         places: dict[object, list[int]] = {}
         for position, leaf in enumerate(leaves):
@@ -257,6 +267,32 @@ class PieceTree:
         return replace(
             self.first, record=plan.record, plan=plan, texts=self._texts, arrays=(), landing=None
         )
+
+    def _grown(self, path: Path, leaves: list[Any]) -> Node:
+        """The structure of all parts below a path; adds its leaves, in its order."""
+        node, keys, own = self._nodes[path]
+        leaves += own
+        if node.kind not in _DICTS:
+            return node
+        children = tuple(self._grown((*path, key), leaves) for key in keys)
+        return replace(node, keys=tuple(keys), children=children)
+
+
+def _nodes(root: Node, leaves: Iterable[Any]) -> Iterator[tuple[Path, Node, list[Any]]]:
+    """Path and node of each dictionary, and of each other node in one, with its leaves; parents first."""
+    left = iter(leaves)
+    waiting: list[tuple[Path, Node]] = [((), root)]
+    while waiting:
+        path, node = waiting.pop()
+        is_dict = node.kind in _DICTS
+        yield path, node, [] if is_dict else [*itertools.islice(left, _leaf_count(node))]
+        if is_dict:
+            inside = zip(node.keys, node.children, strict=True)
+            waiting += [((*path, key), child) for key, child in inside][::-1]
+
+
+def _leaf_count(node: Node) -> int:
+    return 1 if node.kind == "leaf" else sum(map(_leaf_count, node.children))
 
 
 def taken(item: str, where: str) -> UnsupportedLeaf:

@@ -20,9 +20,14 @@ from ckpt_core._devices import shardings
 from ckpt_core._errors import UnsupportedLeaf
 from ckpt_core._format import orbax_write
 from ckpt_core._format.record import ItemRecord, LeafRecord
-from ckpt_core._layout.chunks import chunk_shape
+from ckpt_core._layout.chunks import (
+    CutRegion,
+    WriterTurns,
+    chunk_shape,
+    cut_region,
+    shared_chunk_bytes,
+)
 from ckpt_core._layout.regions import Region, region_size, whole
-from ckpt_core._layout.writers import CutRegion, WriterTurns, cut_region, shared_chunk_bytes
 from ckpt_core._lazy import jax
 from ckpt_core._save.agree import Fact, facts, layout_of
 from ckpt_core._tree import FlatTree, Node, Path, format_path, stored_paths

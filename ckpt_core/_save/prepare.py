@@ -20,7 +20,7 @@ import numpy as np
 
 from ckpt_core import _adapters
 from ckpt_core._devices import shardings, transfer
-from ckpt_core._devices.staging import Copy
+from ckpt_core._devices.transfer import Copy
 from ckpt_core._directory import Scratch, SourceFile, files_below, pieces_of
 from ckpt_core._errors import CheckpointError, CheckpointNotFound, UnsupportedLeaf
 from ckpt_core._format import orbax_write, process_state
@@ -32,8 +32,7 @@ from ckpt_core._lazy import jax
 from ckpt_core._options import MIB
 from ckpt_core._platform import ROOTS
 from ckpt_core._save.agree import text_of_array, text_of_text
-from ckpt_core._save.job import Landed, SaveJob
-from ckpt_core._save.job import PreparedItem as PreparedItem
+from ckpt_core._save.job import Landed, PreparedItem as PreparedItem, SaveJob
 from ckpt_core._save.plan import (
     PlannedLeaf,
     TreePlan,

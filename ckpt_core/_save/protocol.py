@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from ckpt_core._background.pending import PendingSave
-from ckpt_core._background.threads import Workers
-from ckpt_core._devices.staging import Copy
+from ckpt_core._background import PendingSave, Workers
+from ckpt_core._devices.transfer import Copy
 from ckpt_core._directory import Attempt
 from ckpt_core._errors import ANSWERS, CheckpointError, at_the_call
 from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, dump_checksums
@@ -447,9 +446,7 @@ class Save:
             self._write({folder + INDEX_FILE: manifest})
 
     def make_durable(self) -> None:
-        """On process 0: joins what all processes have written, writes the record, fsyncs everything. Only
-        the rename is then missing to make the checkpoint visible.
-        """
+        """On process 0: joins what all processes wrote, writes the record, and fsyncs. Only the rename is then missing."""
         job, trees = self.job, [item for item in self.items if item.name in self._writers]
         self.operation.phase = "joining, describing and syncing files"
         if job.writers.count > 1:

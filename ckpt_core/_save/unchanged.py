@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckpt_core._background.threads import run_each
+from ckpt_core._background import run_each
 from ckpt_core._directory import (
     FileIdentity,
     SourceFile,
@@ -32,8 +32,7 @@ from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.checksums import bytes_of, checksum_chunk, stored_chunks
 from ckpt_core._format.record import FileRecord
 from ckpt_core._layout.chunks import BLOCK_BYTES, keyed_parts
-from ckpt_core._layout.pieces import gaps
-from ckpt_core._layout.regions import whole
+from ckpt_core._layout.regions import gaps, whole
 from ckpt_core._operation import logger
 from ckpt_core._options import KIB, MIB
 from ckpt_core._save.job import PreparedItem

@@ -7,19 +7,18 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from ckpt_core._directory import Backend
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
 from ckpt_core._format.orbax_read import OrbaxTree
 from ckpt_core._format.orbax_write import STRINGS_FILE, read_string
+from ckpt_core._format.recipes import Recipe
 from ckpt_core._format.record import RECORD_FILE, Record
-from ckpt_core._format.rules import View, unchanged
+from ckpt_core._format.rules import Rule
 from ckpt_core._format.untrusted import most_bytes, parse_json
 from ckpt_core._layout.chunks import chunk_count
-from ckpt_core._layout.regions import Region, whole
+from ckpt_core._layout.regions import whole
 from ckpt_core._storage import Location
 from ckpt_core._tree import LEAF, Node, Path, array_name, format_path
 from ckpt_core._tree.leaves import LeafSpec
@@ -99,39 +98,20 @@ class HeldItem(NativeItem):
     arrays: Sequence[np.ndarray[Any, Any]] = ()  # of each leaf; empty ones of leaves that are text
 
 
-class Recipe(NamedTuple):
-    """How a leaf is made: the tensors of a row are joined along an axis, and seen by a view; rows are stacked."""
-
-    # Positions of tensors, by index in the stacked dimensions.
-    rows: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
-    axis: int
-    # Of a leaf that is split off its only tensor, the part along the axis; None: all of each.
-    part: tuple[int, int] | None
-    view: View
-
-    @classmethod
-    def of(cls, leaf: int, shape: tuple[int, ...]) -> Recipe:
-        """That of a leaf which is one tensor as it is."""
-        return cls((((), (leaf,)),), 0, None, unchanged(shape))
-
-    def region(self, shape: tuple[int, ...]) -> Region:
-        """What the leaf takes of a tensor of this shape."""
-        if self.part is None:
-            return whole(shape)
-        return (*whole(shape[: self.axis]), self.part, *whole(shape[self.axis + 1 :]))
-
-    def joined(self, tensors: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-        """One row of the leaf, made of these regions of its tensors."""
-        tensor = tensors[0] if len(tensors) == 1 else np.concatenate(tensors, self.axis)
-        return tensor.reshape(self.view.reshaped).transpose(self.view.transpose)
-
-
 @dataclass(frozen=True)
-class DerivedItem(ExtentItem):
-    """What rules make of the tensors of a file; its leaves are those that are wanted."""
+class DerivedItem(SavedItem):
+    """What rules or an index make of the arrays of an item; its leaves are those that are wanted."""
 
-    base: ExtentItem = field(kw_only=True)  # the tensors, as they lie in the file
+    base: SavedItem = field(kw_only=True)  # as it is stored
     recipes: Sequence[Recipe] = ()
+    rules: frozenset[Rule] = frozenset()  # that fit a name
+
+    def as_stored(self, leaf: int) -> int | None:
+        """Position in ``base`` of a leaf that is stored as it is; None for any other."""
+        recipe = self.recipes[leaf]
+        return (
+            recipe.first if recipe.is_all_of(self.base.specs[recipe.first].stored_shape) else None
+        )
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ckpt_core._background.threads import run_each
+from ckpt_core._background import run_each
 from ckpt_core._directory import Backend, kind_at
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
 from ckpt_core._format import safetensors
@@ -38,9 +38,7 @@ _Placed = list[tuple[str, safetensors.Tensor]]
 
 
 def open_file(location: Location, backend: Backend) -> Checkpoint | None:
-    """The checkpoint that a safetensors file is, or the index of several; None if there is no file. Its name ends with one of
-    ``SUFFIXES``.
-    """
+    """The checkpoint of a safetensors file, or of an index of several; None if no file with one of ``SUFFIXES`` is there."""
     folder, _, name = location.path.rpartition("/")
     inside = replace(location, path=folder)
     if location.local:

@@ -10,7 +10,7 @@ import shlex
 from dataclasses import replace
 from typing import Any
 
-from ckpt_core._background.pending import unfinished, wait_for_saves
+from ckpt_core._background import unfinished, wait_for_saves
 from ckpt_core._directory import Backend, refuse_file, refuse_lost_link, resolve
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
 from ckpt_core._fork import HOME, forked

@@ -1,4 +1,4 @@
-"""Arrays of other layouts, read through TensorStore, and what keeps it from running out of memory, which aborts the process."""
+"""Arrays of other layouts, read through TensorStore, and what keeps it from running out of memory: that ends the process."""
 
 from __future__ import annotations
 
@@ -29,10 +29,7 @@ _SMALL_BYTES = 256 * MIB
 _MOST_INNER_CHUNKS = 2**24
 BLOSC_HEADER_BYTES = 16
 _METADATA_FILES = ("zarr.json", ".zarray")
-_CONTAINER_LIMITS = (
-    "/sys/fs/cgroup/memory.max",
-    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-)
+_CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 """Where a process in a container finds its own limit, of control groups of version 2 and 1."""
 
 
@@ -126,9 +123,7 @@ def read_region(
 
 
 def refuse_file(location: Location, name: str, most: int) -> None:
-    """Raises CheckpointCorrupt if a local file is larger than ``most`` or not a regular
-    one; objects in a store, which cannot be sparse, are not looked at.
-    """
+    """CheckpointCorrupt if a local file is larger than ``most`` or not a regular one; objects in stores are not sparse."""
     if not location.local:
         return
     size_bytes = -1 if "\0" in name else size_of((location / name).path)
@@ -146,7 +141,7 @@ def refuse_file(location: Location, name: str, most: int) -> None:
 
 def memory_bytes() -> int:
     """Maximum memory of this process in bytes: physical memory, the limit of its container, or RLIMIT_AS. ``sys.maxsize`` where
-    the system tells none of them (Windows): there a chunk that is too large ends the process, as TensorStore runs out of memory.
+    the system tells none (Windows): there a chunk that is too large ends the process.
     """
     known = [sys.maxsize]
     with contextlib.suppress(AttributeError, ValueError, OSError):

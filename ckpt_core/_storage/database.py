@@ -1,8 +1,7 @@
 """The index of an OCDBT database: a B+tree from keys to file ranges, decoded here and walked.
 
-The format is described in https://google.github.io/tensorstore/kvstore/ocdbt/#storage-format. This is
-not left to ``tensorstore.ocdbt.dump``, which in TensorStore 0.1.86 never frees what it returns: 1 KB
-for each leaf in every save and load.
+The format is described in https://google.github.io/tensorstore/kvstore/ocdbt/#storage-format. In
+TensorStore 0.1.86 ``ocdbt.dump`` never frees what it returns: 1 KB for each leaf in every save and load.
 """
 
 from __future__ import annotations

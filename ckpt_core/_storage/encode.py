@@ -20,7 +20,7 @@ import numpy as np
 import zstandard
 
 from ckpt_core._format.packed import pack, unpack
-from ckpt_core._layout.writers import INLINE_BYTES
+from ckpt_core._layout.chunks import INLINE_BYTES
 from ckpt_core._storage.database import FRAME_BYTES, MANIFEST_MAGIC, NODE_MAGIC
 
 NODE_BYTES = 64 * 1024

@@ -1,10 +1,9 @@
 """Reads ranges of files and objects, as the index of a database gives them.
 
-Files of this machine's disks are read past the page cache of the system, but for what is in it already: a read through it takes
-memory twice, for the cache and for the caller. Where state and cache together fill the memory, or where the host of a virtual
-machine gives memory only when it is first touched, that takes longer than the disk does. So a thread reads blocks with
-``O_DIRECT`` into a window of its own and copies from there: the memory of the caller, unlike the window, need not be aligned to
-the sectors of the disk.
+Files of this machine's disks are read past the page cache, but for what is in it already: through it a read takes memory
+twice. That is slower than the disk where state and cache fill the memory, or where the host of a virtual machine gives
+memory when it is first touched. So a thread reads blocks with ``O_DIRECT`` into a window of its own and copies from there:
+the caller's memory need not be aligned to sectors.
 """
 
 from __future__ import annotations

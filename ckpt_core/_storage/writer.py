@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import zstandard
 
-from ckpt_core._background.threads import Workers
+from ckpt_core._background import Workers
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.checksums import bytes_of, checksum_chunk, crc_of, whole_chunk
 from ckpt_core._format.record import FileRecord
-from ckpt_core._layout.chunks import BLOCK_BYTES, blocks, chunk_key, keyed_parts
+from ckpt_core._layout.chunks import BLOCK_BYTES, INLINE_BYTES, blocks, chunk_key, keyed_parts
 from ckpt_core._layout.regions import Region, region_slices
-from ckpt_core._layout.writers import INLINE_BYTES
 from ckpt_core._options import KIB, MIB, codec_parts
 from ckpt_core._storage.arrays import BLOSC_HEADER_BYTES, refuse_blosc, refuse_without_memory
 from ckpt_core._storage.encode import Rows
@@ -113,9 +112,7 @@ class ArrayWriter:
         self.files: dict[str, FileRecord] = {}  # data files, by path in the item
 
     def put(self, arrays: Iterable[ArrayToWrite], copied_bytes: int = _COPIED_BYTES) -> None:
-        """Begins to write arrays. Those of at most ``copied_bytes`` are copied, and lose their ``pieces``; the values of others must
-        not change until ``settle``.
-        """
+        """Begins to write arrays; values must stand still until ``settle``, but for arrays of at most ``copied_bytes``."""
         known: dict[Any, tuple[bytes, str | None]] = {}
         keys, which, checksums = self.rows.keys, self.rows.which, self.checksums
         for array in arrays:

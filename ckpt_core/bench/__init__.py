@@ -1,42 +1,25 @@
-"""Benchmarks of saving and loading: you write a small class and a YAML file.
+"""Benchmarks of saving and loading: a small class measures, and a YAML file says with what; benchmarks/README.md shows both.
 
-::
-
-    import dataclasses
-    import ckpt_core as ckpt
-    from ckpt_core import bench
-
-    @dataclasses.dataclass(frozen=True)
-    class MyOptions(bench.BenchmarkOptions):
-        durable: bool | list[bool] = True          # a list in the YAML file is swept
-
-    @bench.benchmark_options(MyOptions)
-    class MyBenchmark(bench.BenchmarksGenerator):
-        def test_fn(self, context):
-            metrics = bench.Metrics()
-            with metrics.measure("save"):
-                ckpt.save(context.path / "ckpt", context.pytree)
-            return bench.TestResult(metrics=metrics)
-
-``ckpt bench run suite.yaml -o out/`` then runs it over every combination of options, checkpoints
-and meshes, in one process or many, and writes a table, JSON lines and TensorBoard. The
-generators that come with ckpt are in ``ckpt_core.bench.generators``; benchmarks/README.md has the
-keys of the file.
-
-The rest of ckpt does not import this package, and importing it imports no jax: the command sets what jax reads first.
+``ckpt bench run suite.yaml -o out/`` runs the class over every combination of options, checkpoints and meshes, in one
+process or many, and writes a table, JSON lines and TensorBoard. ``ckpt_core.bench.generators`` has the classes that
+come with ckpt. The rest of ckpt does not import this package, and importing it imports no jax: the command sets what
+jax reads first.
 """
 
-from ckpt_core.bench._config import ConfigError as ConfigError
-from ckpt_core.bench._config import SuiteConfig as SuiteConfig
-from ckpt_core.bench._config import load_suite as load_suite
-from ckpt_core.bench._config import parse_suite as parse_suite
-from ckpt_core.bench._core import BenchmarkOptions as BenchmarkOptions
-from ckpt_core.bench._core import BenchmarksGenerator as BenchmarksGenerator
-from ckpt_core.bench._core import Skipped as Skipped
-from ckpt_core.bench._core import TestContext as TestContext
-from ckpt_core.bench._core import TestResult as TestResult
-from ckpt_core.bench._core import benchmark_options as benchmark_options
+from ckpt_core.bench._config import (
+    ConfigError as ConfigError,
+    SuiteConfig as SuiteConfig,
+    load_suite as load_suite,
+    parse_suite as parse_suite,
+)
 from ckpt_core.bench._machine import settle as settle
-from ckpt_core.bench._measure import Metrics as Metrics
-from ckpt_core.bench._run import RunSettings as RunSettings
-from ckpt_core.bench._run import run_suite as run_suite
+from ckpt_core.bench._measure import (
+    BenchmarkOptions as BenchmarkOptions,
+    BenchmarksGenerator as BenchmarksGenerator,
+    Metrics as Metrics,
+    Skipped as Skipped,
+    TestContext as TestContext,
+    TestResult as TestResult,
+    benchmark_options as benchmark_options,
+)
+from ckpt_core.bench._run import RunSettings as RunSettings, run_suite as run_suite

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import os
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,17 +26,14 @@ from typing import (
     get_type_hints,
 )
 
+from ckpt_core import arguments
 from ckpt_core._errors import CheckpointError
 
 T = TypeVar("T")
 
 
 class ConfigError(CheckpointError, ValueError):
-    """A file that cannot be used; the message lists every problem in it, each with its key.
-
-    Attributes:
-        problems: the text of each problem.
-    """
+    """A file that cannot be used; the message lists every problem in it, each with its key, as ``problems`` does."""
 
     def __init__(self, file: str, *problems: str) -> None:
         self.file = file
@@ -47,11 +43,10 @@ class ConfigError(CheckpointError, ValueError):
 
 @dataclass(frozen=True)
 class Is:
-    """For ``Annotated``: the type of a value in words, what else it must be, and what is made of it."""
+    """For ``Annotated``: the type of a value in words, and what else it must be; a TypeError is a no."""
 
     words: str
     test: Callable[[Any], bool] = lambda _: True
-    read: Callable[[Reader, Any, str], Any] | None = None
 
 
 Text: TypeAlias = Annotated[str, Is("text", bool)]
@@ -61,7 +56,10 @@ Natural: TypeAlias = Annotated[int, Is("an integer of at least 0", lambda value:
 
 _OF_PATHWAYS = ("load_with_colocated_python", "simdevice")
 """Keys of Orbax's files that may be there if they are null or false."""
-_NAMES = {str: "text", bool: "true or false", int: "an integer", float: "a number"}
+_NAMES: dict[Any, str] = {
+    **{str: "text", bool: "true or false", int: "an integer", float: "a number"},
+    **{tuple: "a list", Mapping: "a mapping", type(None): "null", list: ""},
+}
 
 
 def _spelled(hint: Any) -> str:
@@ -72,13 +70,7 @@ def _spelled(hint: Any) -> str:
         return hint.__metadata__[0].words
     if origin is Literal:
         return " or ".join(map(repr, get_args(hint)))
-    if hint is type(None):
-        return "null"
-    return "" if origin is list else _NAMES.get(hint, getattr(hint, "__name__", str(hint)))
-
-
-class _Misfit(Exception):
-    """A value is not what a type hint says."""
+    return _NAMES.get(origin or hint, getattr(hint, "__name__", str(hint)))
 
 
 class Reader:
@@ -97,40 +89,54 @@ class Reader:
         """What the hint makes of a value; None, and a problem, if it does not fit. ``list[...]`` says only that an option may be swept."""
         try:
             return self._made(name, value, hint)
-        except _Misfit:
+        except TypeError:
             self.problems.append(f"{name} must be {_spelled(hint)}, not {_described(value)}")
 
     def _made(self, name: str, value: Any, hint: Any) -> Any:
-        origin, arguments = get_origin(hint), get_args(hint)
+        """What the hint makes of a value; TypeError if it does not fit."""
+        origin, inner = get_origin(hint), get_args(hint)
         if origin in (Union, types.UnionType):
-            for member in arguments:
-                with contextlib.suppress(_Misfit):
+            for member in inner:
+                with contextlib.suppress(TypeError):
                     return self._made(name, value, member)
-            raise _Misfit
+            raise TypeError
         if origin is Annotated:
-            made, rule = self._made(name, value, arguments[0]), arguments[1]
-            if not rule.test(value):
-                raise _Misfit
-            return rule.read(self, value, name) if rule.read else made
+            made = self._made(name, value, inner[0])
+            if not inner[1].test(value):
+                raise TypeError
+            return made
+        if hint is ArraySpec:
+            return self._leaf(name, value)
         if dataclasses.is_dataclass(hint):
             return self.make(name, value, hint)  # pyright: ignore[reportArgumentType]
         if origin is tuple and isinstance(value, list):
             indexed = enumerate(value)
-            return tuple(self._made(f"{name}[{n}]", one, arguments[0]) for n, one in indexed)
+            return tuple(self._made(f"{name}[{n}]", one, inner[0]) for n, one in indexed)
         if origin is Mapping and isinstance(value, dict):
-            key_hint, hint = arguments
-            pairs = value.items()
-            return {self._made(name, k, key_hint): self._made(name, one, hint) for k, one in pairs}
+            of_key, of_value = inner
+            return {
+                self._made(name, key, of_key): self._made(f"{name}.{key}", one, of_value)
+                for key, one in value.items()
+            }
         if origin is Literal:
-            fits = value in arguments
+            fits = value in inner
         elif hint in (int, float):
-            kinds = int if hint is int else (int, float)
-            fits = isinstance(value, kinds) and not isinstance(value, bool)
+            fits = isinstance(value, (int, hint)) and not isinstance(value, bool)
         else:
             fits = hint is Any or (origin is not list and isinstance(value, origin or hint))
         if not fits:
-            raise _Misfit
+            raise TypeError
         return value
+
+    def _leaf(self, name: str, value: Any) -> Any:
+        """An array, ``int`` or ``str`` for a leaf that is none, or a mapping of these."""
+        if isinstance(value, str):
+            if value not in ("int", "str"):
+                self.problems.append(f"{name}: {value!r} is no leaf; 'int' and 'str' are")
+            return value
+        if isinstance(value, dict) and value and not {"dtype", "shape"} & value.keys():
+            return self._made(name, value, Mapping[str, ArraySpec])
+        return self.make(name, value, ArraySpec)
 
     def make(self, where: str, given: Any, kind: type[T], *, but: Iterable[str] = ()) -> T | None:
         """The dataclass of a mapping, which has no keys for the fields ``but``; None, and problems, if it does not fit. A class may
@@ -169,12 +175,10 @@ class Reader:
 
 def _described(value: Any) -> str:
     """A value and its type as text for messages."""
-    if value is None:
-        return "empty"
-    if isinstance(value, dict):
-        return "a mapping"
-    if isinstance(value, list):
-        return "a list" if value else "an empty list"
+    if value is None or value == []:
+        return "empty" if value is None else "an empty list"
+    if isinstance(value, (dict, list)):
+        return "a mapping" if isinstance(value, dict) else "a list"
     names = {str: "text", bool: "boolean", int: "integer", float: "number"}
     return f"{names.get(type(value), type(value).__name__)} {value!r}"
 
@@ -182,9 +186,8 @@ def _described(value: Any) -> str:
 def nearest(word: object, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)``, or the list of all known words if none is similar."""
     known = list(known)
-    close = difflib.get_close_matches(str(word), known, n=1, cutoff=0.6)
-    if close:
-        return f" (did you mean {close[0]!r}?)"
+    if close := arguments.nearest(str(word), known):
+        return f" (did you mean {close!r}?)"
     return f" (there are: {', '.join(known)})" if known else ""
 
 
@@ -192,24 +195,19 @@ def _is_dtype(value: str) -> bool:
     import ml_dtypes
     import numpy as np
 
-    try:
-        np.dtype(getattr(ml_dtypes, value, value))
-    except TypeError:
-        return False
-    return True
+    return bool(np.dtype(getattr(ml_dtypes, value, value)).name)
 
 
 _Dtype: TypeAlias = Annotated[str, Is("the name of a dtype such as float32 or bfloat16", _is_dtype)]
 _Shape: TypeAlias = Annotated[tuple[Natural, ...], Is("a list of integers")]
+_SOME = Is("a list of at least one", bool)
+_Degrees: TypeAlias = Annotated[
+    Mapping[str, Positive] | None, Is("a mapping of axis names to integers of at least 1")
+]
 _Sharding: TypeAlias = Annotated[
     tuple[str | tuple[str | None, ...] | None, ...] | None,
     Is("a list of axis names, null, or lists of these"),
 ]
-_Axes: TypeAlias = Annotated[tuple[str, ...], Is("a list of axis names", bool)]
-_Degrees: TypeAlias = Annotated[
-    Mapping[str, Positive] | None, Is("a mapping of axis names to integers of at least 1")
-]
-_SOME = Is("a list of at least one", bool)
 
 
 @dataclass(frozen=True)
@@ -222,31 +220,14 @@ class ArraySpec:
     count: Positive | None = None
 
 
-def _leaf(reader: Reader, given: Any, where: str) -> Any:
-    """An array, ``int`` or ``str`` for a leaf that is none, or a mapping of these."""
-    if isinstance(given, str):
-        if given not in ("int", "str"):
-            reader.problems.append(f"{where}: {given!r} is no leaf; 'int' and 'str' are")
-        return given
-    is_array = not isinstance(given, dict) or not given or {"dtype", "shape"} & set(given)
-    if is_array or not all(isinstance(one, dict | str) for one in given.values()):
-        return reader.make(where, given, ArraySpec)
-    return _leaves(reader, given, where)
-
-
-def _leaves(reader: Reader, given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    return {name: _leaf(reader, one, f"{where}.{name}") for name, one in given.items()}
-
-
-_Spec: TypeAlias = Annotated[Mapping[str, Any], Is("a mapping of names to arrays", read=_leaves)]
-
-
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """The source of ``context.pytree``: a synthetic ``spec``, a checkpoint at ``path``, or None; tables show its ``name``."""
+    """The source of ``context.pytree``: a synthetic ``spec``, a checkpoint at ``path``, or None; tables show its ``name``.
+    A case with a sharding file, as Orbax's suites have it, is skipped.
+    """
 
     name: Text = ""
-    spec: _Spec | None = None
+    spec: Mapping[str, ArraySpec] | None = None
     path: Text | None = None
     random_seed: Natural = 0
     sharding_config_path: Text | None = None
@@ -255,15 +236,13 @@ class CheckpointConfig:
         """What is wrong with values that fit one by one."""
         if self.spec is not None and self.path is not None:
             yield "spec: there is a path as well; give exactly one"
-        if self.sharding_config_path is not None and self.path is None:
-            yield "sharding_config_path needs path"
 
 
 @dataclass(frozen=True)
 class MeshConfig:
     """A mesh of devices; skipped unless the product of its axes is the number of devices."""
 
-    mesh_axes: _Axes
+    mesh_axes: Annotated[tuple[str, ...], _SOME]
     ici_parallelism: _Degrees = None
     dcn_parallelism: _Degrees = None
     allow_split_physical_axes: bool = False
@@ -295,7 +274,7 @@ class BenchmarkConfig:
     """One entry of ``benchmarks``: a generator by its import path, and its options."""
 
     generator: Text
-    options: Annotated[Mapping[str, Any] | None, Is("a mapping")] = None
+    options: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -353,11 +332,6 @@ def load_suite(path: str | os.PathLike[str]) -> SuiteConfig:
     Raises:
         ConfigError: the file has errors; lists all of them, each with its key.
         FileNotFoundError: there is no such file.
-
-    Example:
-        >>> from ckpt_core import bench
-        >>> bench.load_suite("benchmarks/quick.yaml").num_repeats  # doctest: +SKIP
-        3
     """
     return parse_suite(Path(path).read_text(encoding="utf-8"), str(path))
 

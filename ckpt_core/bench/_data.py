@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,8 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import ckpt_core as ckpt
 from ckpt_core._errors import CheckpointError
 from ckpt_core._format.checksums import bytes_of
-from ckpt_core.bench._config import ArraySpec, CheckpointConfig, ConfigError, MeshConfig, nearest
-from ckpt_core.bench._core import Skipped
+from ckpt_core.bench._config import ArraySpec, CheckpointConfig, MeshConfig
+from ckpt_core.bench._measure import Skipped
 
 
 def make_mesh(config: MeshConfig | None) -> Any:
@@ -48,8 +46,8 @@ def host_data(config: CheckpointConfig) -> Callable[[Any], Any]:
     new ones: an array that was saved may have cached its host copy, one that was restored may share memory with what was read.
     """
     if config.path is not None:
-        path, sharding = config.path, config.sharding_config_path
-        return lambda _: jax.block_until_ready(load_onto(path, sharding))
+        path = config.path
+        return lambda _: jax.block_until_ready(ckpt.load(path))
     spec, rng = config.spec, np.random.default_rng(config.random_seed)
     made = functools.cache(lambda: None if spec is None else _generate(spec, rng))
     return lambda mesh: jax.block_until_ready(_put(made(), mesh))
@@ -94,37 +92,6 @@ def _put(tree: Any, mesh: Mesh | None) -> Any:
     spec = PartitionSpec(*(axes or ()))
     sharding = NamedSharding(mesh, spec)
     return jax.make_array_from_callback(values.shape, sharding, lambda where: values[where])
-
-
-def load_onto(path: str, sharding_path: str | None) -> Any:
-    """A checkpoint, loaded onto the shardings in a file or onto those it was saved with. The file maps ``a.b.c`` to
-    ``{"sharding": {"mesh": {"shape", "axes"}, "spec"}}``, as Orbax's framework writes it; ConfigError if it lacks a leaf.
-    """
-    if sharding_path is None:
-        return ckpt.load(path)
-    try:
-        described = json.loads(Path(sharding_path).read_text(encoding="utf-8"))
-        wanted = {name: _named_sharding(entry["sharding"]) for name, entry in described.items()}
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ConfigError(sharding_path, f"is no sharding file: {error!r}") from error
-
-    def sharding_of(leaf: str, _: object) -> NamedSharding:
-        name = leaf.replace("/", ".")
-        if name not in wanted:
-            raise ConfigError(sharding_path, f"lacks the leaf {name!r}{nearest(name, wanted)}")
-        return wanted[name]
-
-    return ckpt.load(path, sharding=sharding_of)
-
-
-def _named_sharding(described: Mapping[str, Any]) -> NamedSharding:
-    shape, axes = described["mesh"]["shape"], described["mesh"]["axes"]
-    count, there = math.prod(shape), jax.device_count()
-    if there < count:
-        raise ValueError(f"it wants a mesh of {count} devices, there are {there}")
-    spec = [tuple(entry) if isinstance(entry, list) else entry for entry in described["spec"]]
-    mesh = Mesh(np.array(jax.devices()[:count]).reshape(shape), tuple(axes))
-    return NamedSharding(mesh, PartitionSpec(*spec))
 
 
 def total_bytes(tree: Any) -> int:

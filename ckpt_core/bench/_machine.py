@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core._directory import file_system_of
-from ckpt_core.bench._core import Skipped
+from ckpt_core.bench._measure import Skipped
 
 MIB = 1 << 20
 _PACKAGES = (
@@ -29,7 +29,10 @@ def describe_environment(output: Path) -> dict[str, Any]:
 
     import ckpt_core
 
-    devices = jax.devices()
+    devices, versions = jax.devices(), {"ckpt": ckpt_core.__version__}
+    for name in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     return {
         "git_sha": git_sha(),
         "backend": jax.default_backend(),
@@ -42,16 +45,8 @@ def describe_environment(output: Path) -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "file_system": file_system_of(str(output)) or "unknown",
-        "versions": {"ckpt": ckpt_core.__version__} | _versions(),
+        "versions": versions,
     }
-
-
-def _versions() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name in _PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
 
 
 def git_sha() -> str | None:

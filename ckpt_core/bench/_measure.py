@@ -1,4 +1,4 @@
-"""``metrics.measure("save")`` measures a block of code with collectors, each for one kind of number: time, memory, events.
+"""What a benchmark is written with; ``metrics.measure("save")`` measures a block by collectors, each for a kind of number.
 
 A collector is a function that begins to measure and returns the function that ends it and returns the numbers by
 tag. The clock starts last and stops first, so it does not measure the other collectors. Blocks may be nested: an
@@ -8,14 +8,17 @@ inner block does not disturb the numbers of the outer one.
 from __future__ import annotations
 
 import functools
+import json
 import re
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
+from ckpt_core._errors import CheckpointError
 from ckpt_core.bench._config import nearest
 
 MB, GB, GIB = 1e6, 1e9, 2**30
@@ -23,9 +26,9 @@ TIME, RATE, PEAK = "0_basics/time_s", "4_throughput/gb_per_s", "0_basics/host_rs
 Numbers: TypeAlias = dict[str, float]
 Collector: TypeAlias = Callable[[], Callable[[], Numbers]]
 
-# The run loop sets this to the `trace_path` of the running test. A context variable, because a
+# The run loop sets this to the `trace_root` of the running test. A context variable, because a
 # benchmark calls `Metrics()` without arguments.
-TRACE_PATH: ContextVar[Callable[[str], str | None] | None] = ContextVar("trace_path", default=None)
+TRACE_ROOT: ContextVar[str | None] = ContextVar("trace_root", default=None)
 
 
 class Metrics:
@@ -33,19 +36,11 @@ class Metrics:
 
     An operation that is measured several times (a step of a loop) has several values. In TensorBoard
     and in baselines the two parts are joined: ``save_0_basics/time_s``.
-
-    Example:
-        >>> from ckpt_core import bench
-        >>> metrics = bench.Metrics()
-        >>> with metrics.measure("sum", ["time"]):
-        ...     _ = sum(range(100))
-        >>> list(metrics.values["sum"])
-        ['0_basics/time_s']
     """
 
     def __init__(self) -> None:
         self.values: dict[str, dict[str, list[float]]] = {}
-        self._trace_path = TRACE_PATH.get()
+        self._trace_root = TRACE_ROOT.get()
         self._tracing = False
 
     @contextmanager
@@ -59,8 +54,7 @@ class Metrics:
 
         Args:
             name: the name of the operation.
-            metric_keys: ``time``, ``rss``, ``jax_monitoring``, ``device_memory`` (the default: all
-                of these), ``tracemalloc``.
+            metric_keys: ``time``, ``rss``, ``jax_monitoring``, ``device_memory``; by default all.
             nbytes: the bytes that the block moves, for the throughput.
         """
         self.values.setdefault(name, {})  # keeps operations in the order in which they begin
@@ -84,15 +78,15 @@ class Metrics:
 
     @contextmanager
     def _traced(self, name: str) -> Generator[None, None, None]:
-        path = self._trace_path(name) if self._trace_path is not None else None
-        if path is None or self._tracing:  # jax records one trace at a time, of the outer block
+        # jax records one trace at a time, of the outer block
+        if self._trace_root is None or self._tracing:
             yield
             return
         import jax
 
         self._tracing = True
         try:
-            with jax.profiler.trace(path):
+            with jax.profiler.trace(f"{self._trace_root}__{name}"):
                 yield
         finally:
             self._tracing = False
@@ -211,38 +205,17 @@ def _on_devices() -> Numbers:
     return found
 
 
-def _tracemalloc() -> Callable[[], Numbers]:
-    """Python's own allocations. Off by default, because tracing slows everything down."""
-    import tracemalloc
-
-    was_on = tracemalloc.is_tracing()
-    tracemalloc.start()
-    start, _ = tracemalloc.get_traced_memory()
-    if not was_on:
-        tracemalloc.reset_peak()
-
-    def stop() -> Numbers:
-        _, peak = tracemalloc.get_traced_memory()
-        if not was_on:
-            tracemalloc.stop()
-        return {"7_memory/tracemalloc_peak_diff_mb": max(0, peak - start) / MB}
-
-    return stop
-
-
 _COLLECTORS: dict[str, Collector] = {
-    "tracemalloc": _tracemalloc,
     "device_memory": _device_memory,
     "jax_monitoring": _jax_monitoring,
     "rss": _rss,
     "time": _wall_time,  # last, so that it starts last and stops first
 }
-DEFAULT_KEYS = ("time", "rss", "jax_monitoring", "device_memory")
 
 
 def _chosen(keys: Iterable[str] | None) -> list[Collector]:
     """The collectors for the keys, in the order in which they start."""
-    wanted = DEFAULT_KEYS if keys is None else tuple(keys)
+    wanted = (*_COLLECTORS,) if keys is None else tuple(keys)
     for key in wanted:
         if key not in _COLLECTORS:
             raise ValueError(f"no metric {key!r}{nearest(key, _COLLECTORS)}")
@@ -252,56 +225,35 @@ def _chosen(keys: Iterable[str] | None) -> list[Collector]:
 # What events of jax, Orbax and ckpt are as metrics; the leading numbers sort them in TensorBoard.
 _SAVE, _LOAD, _RATES, _SIZES = "2_save_breakdown", "3_load_breakdown", "4_throughput", "5_inventory"
 _JAX, _OTHER = "8_jax", "9_other"
-_ORBAX, _OLDER, _CACHE = "/jax/orbax/", "/jax/checkpoint/", "/jax/compilation_cache/"
-
-_STAGE = re.compile(
-    r"/jax/(?:orbax/(?:write|read(/async)?)|checkpoint/write(/async))/(\w+?)(?:_duration)?_secs?"
-)
-"""What Orbax measures of a save or a load; each under one of the two names that it reports."""
-
 _TAGS = {
     "/ckpt/snapshot_taken": f"{_SAVE}/blocking_s",
     "/ckpt/committed": f"{_SAVE}/total_s",
     "/ckpt/committed/bytes": f"{_SIZES}/save_total_gb",
     "/ckpt/restored": f"{_LOAD}/total_s",
     "/ckpt/restored/bytes": f"{_SIZES}/load_total_gb",
-    f"{_OLDER}write/async/thread_duration_sec": f"{_SAVE}/thread_duration_s",
-    f"{_OLDER}read/primary_replica_deserialization_duration_secs": f"{_LOAD}/primary_deserialization_s",
-    f"{_OLDER}read/broadcast_duration_secs": f"{_LOAD}/broadcast_s",
-    f"{_OLDER}read/gbytes": f"{_SIZES}/load_total_gb",
-    f"{_OLDER}read/gbytes_per_sec": f"{_RATES}/load_total_gbps",
-    f"{_OLDER}sync_global_devices_duration_sec": "7_overhead/sync_global_devices_s",
-    f"{_ORBAX}read/worker/total_duration_secs": f"{_LOAD}/worker_io_s",
-    f"{_ORBAX}read/worker/io/requested/gbytes": f"{_SIZES}/load_requested_gb",
-    f"{_ORBAX}read/worker/io/requested/throughput/gbytes_per_sec": f"{_RATES}/load_per_host_gbps",
-    f"{_ORBAX}write/gbytes": f"{_SIZES}/save_total_gb",
-    f"{_ORBAX}write/compressed_gbytes": f"{_SIZES}/save_compressed_gb",
-    f"{_ORBAX}write/replicated_array_gb": f"{_SIZES}/replicated_array_gb",
-    f"{_ORBAX}write/sharded_array_gb": f"{_SIZES}/sharded_array_gb",
-    f"{_ORBAX}write/blocking_gbytes_per_sec": f"{_RATES}/save_blocking_gbps",
-    f"{_ORBAX}write/gbytes_per_sec": f"{_RATES}/save_total_gbps",
-    f"{_CACHE}cache_hits": f"{_JAX}/cache_hits_count",
-    f"{_CACHE}cache_misses": f"{_JAX}/cache_misses_count",
-    f"{_CACHE}compile_requests_use_cache": f"{_JAX}/compile_requests_count",
-    f"{_CACHE}cache_retrieval_time_sec": f"{_JAX}/cache_retrieval_s",
-    f"{_CACHE}compile_time_saved_sec": f"{_JAX}/compile_time_saved_s",
+    "/jax/compilation_cache/cache_hits": f"{_JAX}/cache_hits_count",
+    "/jax/compilation_cache/cache_misses": f"{_JAX}/cache_misses_count",
     "/jax/core/compile/backend_compile_duration": f"{_JAX}/compile_s",
 }
+_OF_ORBAX = re.compile(
+    r"/jax/(?:orbax|checkpoint)/(write|read)/(.*?)[_/]?(gbytes_per_sec|gbytes|gb|(?:duration_)?secs?)"
+)
+_OTHERS = ("/jax/orbax/", "/jax/checkpoint/", "/jax/compilation_cache/", "/ckpt/")
 
 
 def _tag_of(event: str) -> str | None:
     """The metric of an event; None for events that do not measure the cost of a checkpoint."""
     if event in _TAGS:
         return _TAGS[event]
-    if stage := _STAGE.fullmatch(event):
-        of_read, of_write, name = stage.groups()
-        # these two are measured in the foreground as well
-        more = "_async" if (of_read or of_write) and name in ("blocking", "total") else ""
-        return f"{_LOAD if '/read/' in event else _SAVE}/{name}{more}_s"
+    if found := _OF_ORBAX.fullmatch(event):
+        direction, of_what, unit = found.groups()
+        call, stages = ("save", _SAVE) if direction == "write" else ("load", _LOAD)
+        name = of_what.replace("/", "_") or "total"
+        if unit == "gbytes_per_sec":
+            return f"{_RATES}/{call}_{name}_gbps"
+        return f"{_SIZES}/{call}_{name}_gb" if unit.startswith("gb") else f"{stages}/{name}_s"
     # "_time" is a point in time, not a duration
-    if not event.startswith((_ORBAX, _OLDER, _CACHE, "/ckpt/")) or event.endswith(
-        ("_time", "_started")
-    ):
+    if not event.startswith(_OTHERS) or event.endswith(("_time", "_started")):
         return None
     return f"{_OTHER}/{event.strip('/').replace('/', '_')}"
 
@@ -309,3 +261,90 @@ def _tag_of(event: str) -> str | None:
 def is_rate(tag: str) -> bool:
     """Whether a metric is a rate or ratio, whose values must not be added up."""
     return tag.endswith(("gbps", "per_s", "_rate", "_ratio"))
+
+
+@dataclass(frozen=True)
+class BenchmarkOptions:
+    """Base class for the options of a generator: a frozen dataclass with a default for every field.
+
+    Attributes:
+        enable_trace: record a ``jax.profiler`` trace of every operation in one uncounted run.
+        trace_every_repeat: record one in every counted run; profiling then distorts all times.
+    """
+
+    enable_trace: bool = False
+    trace_every_repeat: bool = False
+
+    def is_valid(self) -> bool:
+        """Whether this combination makes sense; invalid ones are skipped."""
+        return True
+
+    def label(self, name: str) -> str:
+        """The text of a swept option in tables; empty if its value need not be mentioned."""
+        value = getattr(self, name)
+        if name == "library":
+            return str(value)
+        plain = value is None or isinstance(value, bool)
+        return f"{name}={json.dumps(value) if plain else value}"
+
+
+class Skipped(CheckpointError):
+    """Raise this in a ``test_fn`` that cannot run here: the results list it as skipped, not failed."""
+
+
+@dataclass(frozen=True)
+class TestContext:
+    """The argument of a ``test_fn``.
+
+    Attributes:
+        pytree: the data of ``checkpoint_config``, or None.
+        path: an empty directory for this run.
+        options: one combination of the generator's options.
+        mesh: the ``jax.sharding.Mesh`` of ``mesh_config``, or None.
+        repeat_index: the number of this repeat, from 0; None for a warm-up.
+        local_path: a scratch directory for this run on a local disk, or None.
+        trace_root: the beginning of the paths of this run's traces, one for each operation, or None.
+    """
+
+    __test__ = False  # pytest would collect the class because its name begins with Test
+
+    pytree: Any
+    path: Path
+    options: Any
+    mesh: Any = None
+    repeat_index: int | None = None
+    local_path: Path | None = None
+    trace_root: str | None = None
+
+
+@dataclass(frozen=True)
+class TestResult:
+    """The measurements of a ``test_fn``, and facts for the tables as ``notes``, such as ``{"durable": "yes"}``."""
+
+    __test__ = False
+
+    metrics: Metrics
+    notes: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+class BenchmarksGenerator:
+    """Base class for benchmarks: bind options with ``@benchmark_options``, define ``test_fn``."""
+
+    options_class: type[BenchmarkOptions] = BenchmarkOptions
+
+    def test_fn(self, context: TestContext) -> TestResult:
+        """Runs and measures once. If it raises, the error is recorded and the suite continues."""
+        raise NotImplementedError(f"{type(self).__name__} must define test_fn(context)")
+
+
+_Generator = TypeVar("_Generator", bound=type[BenchmarksGenerator])
+
+
+def benchmark_options(options_class: type[BenchmarkOptions]) -> Callable[[_Generator], _Generator]:
+    """A decorator that binds a class of options to a generator."""
+
+    def bind(generator: _Generator) -> _Generator:
+        generator.options_class = options_class
+        return generator
+
+    return bind

@@ -103,10 +103,8 @@ class CaseResult:
     def by_operation(self) -> dict[str, dict[str, Summary]]:
         """Statistics of every metric over the counted runs: operation -> metric -> summary."""
         return {
-            operation: {
-                metric: _summarize([*chain(*values)]) for metric, values in sorted(metrics.items())
-            }
-            for operation, metrics in collected(run.values for run in self.counted).items()
+            name: {key: _summarize([*chain(*values)]) for key, values in sorted(metrics.items())}
+            for name, metrics in collected(run.values for run in self.counted).items()
             if metrics
         }
 
@@ -166,8 +164,8 @@ class JsonLines:
         names = ("label", "group", "generator", "config", "notes", "skipped", "errors")
         for case in result.cases:
             statistics = {
-                operation: {metric: asdict(summary) for metric, summary in metrics.items()}
-                for operation, metrics in case.by_operation().items()
+                name: {metric: asdict(summary) for metric, summary in metrics.items()}
+                for name, metrics in case.by_operation().items()
             }
             record = {"case": case.name, **{name: getattr(case, name) for name in names}}
             self._write("case", record | {"statistics": statistics})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import importlib
 import itertools
@@ -11,7 +12,6 @@ import traceback
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,14 @@ from ckpt_core.bench._config import (
     SuiteConfig,
     nearest,
 )
-from ckpt_core.bench._core import BenchmarkOptions, BenchmarksGenerator, Skipped, TestContext
 from ckpt_core.bench._machine import describe_environment, inventory
-from ckpt_core.bench._measure import TRACE_PATH
+from ckpt_core.bench._measure import (
+    TRACE_ROOT,
+    BenchmarkOptions,
+    BenchmarksGenerator,
+    Skipped,
+    TestContext,
+)
 from ckpt_core.bench._results import (
     COUNTED,
     TRACED,
@@ -77,16 +82,10 @@ def run_suite(
 
     Raises:
         ConfigError: a generator or an option does not exist; nothing has run then.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from ckpt_core import bench
-        >>> suite = bench.load_suite("benchmarks/quick.yaml")  # doctest: +SKIP
-        >>> result = bench.run_suite(suite, bench.RunSettings(Path("out")))  # doctest: +SKIP
     """
     import jax
 
-    cases = [case for case in _expand(suite) if _matches(case.result, settings.only)]
+    cases = [case for case in _expand(suite) if _is_chosen(case.result, settings.only)]
     if not cases:
         raise ConfigError(suite.file, f"no case matches {settings.only!r}")
     output = settings.output.absolute()
@@ -115,9 +114,9 @@ def run_suite(
     return SuiteResult(suite.suite_name, environment, tuple(found.values()), interrupted)
 
 
-def _matches(case: CaseResult, pattern: str | None) -> bool:
-    texts = (case.label, case.group, case.name)
-    return pattern is None or any(fnmatch(text, pattern) for text in texts)
+def _is_chosen(case: CaseResult, pattern: str | None) -> bool:
+    names = [case.label, case.group, case.name]
+    return pattern is None or bool(fnmatch.filter(names, pattern))
 
 
 @dataclass(frozen=True)
@@ -179,11 +178,8 @@ def _import_generator(reader: Reader, config: BenchmarkConfig) -> type[Benchmark
     except ImportError as error:
         reader.problems.append(f"generator: cannot import {module_name}: {error}")
         return None
-    there = {
-        key: value
-        for key, value in vars(module).items()
-        if isinstance(value, type) and issubclass(value, BenchmarksGenerator)
-    }
+    kinds = {key: value for key, value in vars(module).items() if isinstance(value, type)}
+    there = {key: kind for key, kind in kinds.items() if issubclass(kind, BenchmarksGenerator)}
     if name not in there:
         what = "has no BenchmarksGenerator" if hasattr(module, name) else "has no class"
         reader.problems.append(f"generator: {module_name} {what} {name!r}{nearest(name, there)}")
@@ -198,11 +194,8 @@ def _case(
 ) -> _Case:
     """A case whose name is the same in every run and revision."""
     title = generator.__name__
-    config = {
-        "options": asdict(options),
-        "checkpoint": asdict(checkpoint),
-        "mesh": mesh and asdict(mesh),
-    }
+    parts = {"options": options, "checkpoint": checkpoint, "mesh": mesh}
+    config = {name: part and asdict(part) for name, part in parts.items()}
     identity = json.dumps([*config.values()], sort_keys=True, default=str)
     result = CaseResult(
         name=f"{title}_{hashlib.sha256(identity.encode()).hexdigest()[:12]}",
@@ -216,11 +209,8 @@ def _case(
 
 def _labelled(case: _Case, group: list[BenchmarkOptions]) -> _Case:
     """The case with a label of the options that differ within its group."""
-    varying = [
-        name
-        for name, value in vars(case.options).items()
-        if any(vars(other).get(name) != value for other in group)
-    ]
+    mine = vars(case.options).items()
+    varying = [name for name, value in mine if any(vars(one).get(name) != value for one in group)]
     label = ", ".join(filter(None, map(case.options.label, varying)))
     return replace(case, result=replace(case.result, label=label or case.result.label))
 
@@ -278,8 +268,8 @@ class _Loop:
             local_path=local,
             trace_root=str(settings.output / "tensorboard" / name) if traced else None,
         )
-        if traced and kind == COUNTED and self.suite.num_repeats > 1:
-            kind = COUNTED if case.options.trace_every_repeat else TRACED
+        if traced and not case.options.trace_every_repeat and self.suite.num_repeats > 1:
+            kind = TRACED if kind == COUNTED else kind
         started = time.time()
         answers = self._agree(_attempt(case, context, put))
         self._keep(_combined(Run(name, kind, repeat, started), answers))
@@ -312,10 +302,12 @@ def _attempt(case: _Case, context: TestContext, put: Any) -> dict[str, Any]:
     """Runs a case once on this process: returns values and notes, or the error as text."""
     from ckpt_core.bench._data import make_mesh
 
-    token = TRACE_PATH.set(context.trace_path)
+    token = TRACE_ROOT.set(context.trace_root)
     try:
         if not case.options.is_valid():
             raise Skipped(f"{type(case.options).__name__}.is_valid() says no")
+        if case.checkpoint.sharding_config_path:
+            raise Skipped("ckpt does not read a sharding_config_path")
         mesh = make_mesh(case.mesh)
         context = replace(context, mesh=mesh, pytree=put(mesh))
         result = case.generator().test_fn(context)
@@ -332,7 +324,7 @@ def _attempt(case: _Case, context: TestContext, put: Any) -> dict[str, Any]:
             "details": "".join(traceback.format_exception(error)),
         }
     finally:
-        TRACE_PATH.reset(token)
+        TRACE_ROOT.reset(token)
 
 
 def _combined(run: Run, answers: list[dict[str, Any]]) -> Run:

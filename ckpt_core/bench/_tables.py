@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -9,10 +10,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ckpt_core._event_file import EventFile
 from ckpt_core.bench._config import ConfigError
 from ckpt_core.bench._measure import PEAK, RATE, TIME, is_rate
 from ckpt_core.bench._results import CaseResult, SuiteResult, Summary, collected
+from ckpt_core.events import EventFile
 
 _ACKNOWLEDGED = ("save", "save_background")
 """Operations after which a save is acknowledged. `save_blocking` acknowledges nothing."""
@@ -161,12 +162,8 @@ def markdown_table(
 
 def number(value: float) -> str:
     """Three significant digits, never in exponents: 0.000123, 0.0123, 1.23, 123."""
-    if value == 0:
-        return "0"
-    for limit, digits in ((100, 0), (10, 1), (1, 2), (0.1, 3), (0.01, 4), (0.001, 5)):
-        if abs(value) >= limit:
-            return f"{value:.{digits}f}"
-    return f"{value:.6f}"
+    digits = 2 - math.floor(math.log10(abs(value))) if value else 0
+    return f"{value:.{min(max(digits, 0), 6)}f}"
 
 
 def write_tensorboard(output: Path, result: SuiteResult) -> Path:

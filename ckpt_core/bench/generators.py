@@ -5,7 +5,6 @@ A generator measures with ``context.options.library``: the same work for ckpt, o
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable
 from contextlib import closing
@@ -14,16 +13,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import ckpt_core as ckpt
 from ckpt_core import bench
 from ckpt_core.bench._config import ArraySpec, CheckpointConfig
-from ckpt_core.bench._data import abstract, check_equal, host_data, load_onto, total_bytes
+from ckpt_core.bench._data import abstract, check_equal, host_data, total_bytes
 from ckpt_core.bench._machine import drop_page_cache, fsync_all, warm_free_memory
-from ckpt_core.bench._measure import DEFAULT_KEYS, GB, RATE, TIME
-from ckpt_core.bench.libraries import LIBRARIES, Library, make_library
+from ckpt_core.bench._measure import GB, RATE, TIME
+from ckpt_core.bench.libraries import LIBRARIES, make_library
 
 
 @dataclass(frozen=True)
@@ -37,71 +35,32 @@ class SaveLoadOptions(bench.BenchmarkOptions):
             fsync out, true adds it inside the measured time and the table says so.
         async_enabled: save in the background; null does so if the library can.
         page_cache: ``cold`` drops the saved files from the page cache before they are loaded.
-        use_ocdbt, use_zarr3, use_compression, use_replica_parallel,
-        enable_replica_parallel_separate_folder, use_load_and_broadcast, chunk_byte_size,
-        save_concurrent_gb, restore_concurrent_gb, metric_tracemalloc_enabled: as in Orbax's
-            framework.
+        use_load_and_broadcast: one process reads what all hold, and sends it to the others.
     """
 
     library: str | list[str] = "ckpt"
     durable: bool | list[bool | None] | None = None
     async_enabled: bool | list[bool | None] | None = None
     page_cache: Literal["warm", "cold"] | list[str] = "warm"
-    use_ocdbt: bool | list[bool | None] | None = None
-    use_zarr3: bool | list[bool | None] | None = None
-    use_compression: bool | list[bool | None] | None = None
-    use_replica_parallel: bool | list[bool | None] | None = None
-    enable_replica_parallel_separate_folder: bool | list[bool] = False
     use_load_and_broadcast: bool | list[bool] = False
-    chunk_byte_size: int | list[int | None] | None = None
-    save_concurrent_gb: float | list[float | None] | None = None
-    restore_concurrent_gb: float | list[float | None] | None = None
-    metric_tracemalloc_enabled: bool = False
 
 
 def _data_of(context: bench.TestContext) -> Any:
     """The data of the suite; raises ``Skipped`` if it has none."""
     if context.pytree is None:
-        raise bench.Skipped("needs a checkpoint_config with a spec or a path")
+        raise bench.Skipped("needs a checkpoint_config")
     return context.pytree
 
 
-def _metric_keys(options: Any) -> list[str]:
-    """The metrics to measure; tracemalloc only on request, because it slows everything down."""
-    traced = getattr(options, "metric_tracemalloc_enabled", False)
-    return [*DEFAULT_KEYS, "tracemalloc"] if traced else [*DEFAULT_KEYS]
-
-
-def _measure_save(
-    metrics: bench.Metrics, lib: Library, path: Path, prepared: Any, size: int
-) -> None:
-    """Measures one save; if it continues in the background, also its two parts."""
-    warm_free_memory(path.parent, size)
-    with bench.settle(), metrics.measure("save", _metric_keys(lib.options), nbytes=size):
-        if lib.background:
-            with metrics.measure("save_blocking", ["time"]):
-                wait = lib.start_save(path, prepared)
-            with metrics.measure("save_background", ["time"]):
-                wait()
-        else:
-            lib.save(path, prepared)
-        if lib.adds_fsync:
-            fsync_all(path)
-
-
 def _measure_load(
-    metrics: bench.Metrics,
-    context: bench.TestContext,
-    path: Path,
-    load: Callable[[], Any],
-    name: str = "load",
+    metrics: bench.Metrics, context: bench.TestContext, path: Path, load: Callable[[], Any]
 ) -> Any:
     """Measures a load of ``path``, and the throughput by the bytes of what it loaded; returns that."""
     if context.options.page_cache == "cold":
         drop_page_cache(path)
-    with bench.settle(), metrics.measure(name, _metric_keys(context.options)):
+    with bench.settle(), metrics.measure("load"):
         loaded = jax.block_until_ready(load())
-    metrics.add(name, RATE, total_bytes(loaded) / metrics.values[name][TIME][-1] / GB)
+    metrics.add("load", RATE, total_bytes(loaded) / metrics.values["load"][TIME][-1] / GB)
     return loaded
 
 
@@ -116,8 +75,18 @@ class SaveLoad(bench.BenchmarksGenerator):
     def test_fn(self, context: bench.TestContext) -> bench.TestResult:
         lib, state = make_library(context.options), self.state(context)
         metrics, like, path = bench.Metrics(), abstract(state), context.path / "ckpt"
-        prepared = lib.prepare(state)
-        _measure_save(metrics, lib, path, prepared, total_bytes(state))
+        prepared, size = lib.prepare(state), total_bytes(state)
+        warm_free_memory(path.parent, size)
+        with bench.settle(), metrics.measure("save", nbytes=size):
+            if lib.background:
+                with metrics.measure("save_blocking", ["time"]):
+                    wait = lib.start_save(path, prepared)
+                with metrics.measure("save_background", ["time"]):
+                    wait()
+            else:
+                lib.save(path, prepared)
+            if lib.adds_fsync:
+                fsync_all(path)
         loaded = _measure_load(metrics, context, path, lambda: lib.load(path, like))
         check_equal(state, lib.finish(loaded, like))
         return bench.TestResult(metrics=metrics, notes={"durable": lib.durability})
@@ -125,12 +94,7 @@ class SaveLoad(bench.BenchmarksGenerator):
 
 @dataclass(frozen=True)
 class UniformLeavesOptions(SaveLoadOptions):
-    """Those of ``SaveLoad``, and the size of the state.
-
-    Attributes:
-        leaves: the number of arrays.
-        leaf_bytes: the size of each, in float32.
-    """
+    """Those of ``SaveLoad``, the number of float32 arrays, and the bytes of each."""
 
     leaves: int | list[int] = 1000
     leaf_bytes: int | list[int] = 1024
@@ -146,87 +110,10 @@ class UniformLeaves(SaveLoad):
         return host_data(CheckpointConfig(spec={"params": arrays}))(context.mesh)
 
 
-class ManySmallLeaves(UniformLeaves):
-    """``UniformLeaves`` under a more familiar name."""
+ManySmallLeaves = UniformLeaves  # the name under which Orbax's users look for it
 
 
-@dataclass(frozen=True)
-class PartialLoadOptions(bench.BenchmarkOptions):
-    """Attributes:
-    only: patterns of the leaves to load; empty takes the first leaf.
-    page_cache: as in ``SaveLoad``.
-    """
-
-    only: str | list[str] = ""
-    page_cache: str | list[str] = "warm"
-
-
-@bench.benchmark_options(PartialLoadOptions)
-class PartialLoad(bench.BenchmarksGenerator):
-    """Measures ``load_part``, and ``load`` of everything for comparison."""
-
-    def test_fn(self, context: bench.TestContext) -> bench.TestResult:
-        options: Any = context.options
-        state, path, metrics = _data_of(context), context.path / "ckpt", bench.Metrics()
-        ckpt.save(path, state)
-        pattern = options.only or ckpt.inspect(path).items["state"].leaves[0].path
-        loaded = None
-        for name, only in (("load_part", pattern), ("load", "**")):
-            load = functools.partial(ckpt.load, path, only=only)
-            loaded = _measure_load(metrics, context, path, load, name=name)
-        check_equal(state, loaded)
-        return bench.TestResult(metrics=metrics)
-
-
-@dataclass(frozen=True)
-class ReplicaParallelSaveOptions(SaveLoadOptions):
-    """Those of ``SaveLoad``, and the number of saves.
-
-    Attributes:
-        num_savings: the number of saves in one run.
-    """
-
-    num_savings: int | list[int] = 1
-    use_replica_parallel: bool | list[bool | None] | None = True
-
-
-@bench.benchmark_options(ReplicaParallelSaveOptions)
-class ReplicaParallelSave(bench.BenchmarksGenerator):
-    """Measures ``save`` of arrays that are replicated on all devices; each device writes a part."""
-
-    def test_fn(self, context: bench.TestContext) -> bench.TestResult:
-        options: Any = context.options
-        data, lib = _data_of(context), make_library(context.options, sharded=True)
-        mesh = context.mesh or Mesh(np.array(jax.devices()), ("all",))
-        everywhere = NamedSharding(mesh, PartitionSpec())
-
-        def replicated(leaf: Any) -> Any:
-            return jax.device_put(leaf, everywhere) if isinstance(leaf, jax.Array) else leaf
-
-        state = jax.block_until_ready(jax.tree.map(replicated, data))
-        metrics, like = bench.Metrics(), abstract(state)
-        for number in range(options.num_savings):
-            path = context.path / f"ckpt_{number}"
-            _measure_save(metrics, lib, path, state, total_bytes(state))
-            check_equal(state, lib.load(path, like))
-        return bench.TestResult(metrics=metrics, notes={"durable": lib.durability})
-
-
-@dataclass(frozen=True)
-class ReshardingOptions(SaveLoadOptions):
-    """Those of ``SaveLoad``, and what to load.
-
-    Attributes:
-        reference_checkpoint_path: an existing checkpoint; null saves the suite's data first.
-        reference_sharding_path: JSON file with the sharding of every leaf; null reverses the
-            partition spec of every leaf on the suite's mesh, so that the shards differ.
-    """
-
-    reference_checkpoint_path: str | list[str | None] | None = None
-    reference_sharding_path: str | list[str | None] | None = None
-
-
-@bench.benchmark_options(ReshardingOptions)
+@bench.benchmark_options(SaveLoadOptions)
 class Resharding(bench.BenchmarksGenerator):
     """Measures ``load`` onto another sharding than that of the save."""
 
@@ -236,18 +123,8 @@ class Resharding(bench.BenchmarksGenerator):
 
     def test_fn(self, context: bench.TestContext) -> bench.TestResult:
         metrics, state = bench.Metrics(), context.pytree
-        reference = context.options.reference_checkpoint_path
-        if reference is not None:
-            if context.options.library != "ckpt":
-                raise bench.Skipped("loading an existing checkpoint is measured for ckpt only")
-            sharding = context.options.reference_sharding_path
-            load = functools.partial(load_onto, reference, sharding)
-            _measure_load(metrics, context, Path(reference), load)
-            return bench.TestResult(metrics=metrics)
         if state is None or context.mesh is None:
-            raise bench.Skipped(
-                "needs reference_checkpoint_path, or a checkpoint_config and a mesh_config"
-            )
+            raise bench.Skipped("needs a checkpoint_config and a mesh_config")
         lib, like = make_library(context.options, sharded=True), self.target(context)
         path = context.path / "ckpt"
         lib.save(path, state)
@@ -275,8 +152,8 @@ def _turned(leaf: Any, mesh: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class LoadAndBroadcastOptions(ReshardingOptions):
-    """Those of ``Resharding``, with broadcast turned on."""
+class LoadAndBroadcastOptions(SaveLoadOptions):
+    """Those of ``SaveLoad``, with broadcast turned on."""
 
     use_load_and_broadcast: bool | list[bool] = True
 
@@ -294,7 +171,7 @@ class CheckpointerLoopOptions(bench.BenchmarkOptions):
     """Attributes:
     library: ``ckpt`` or ``orbax_v0_manager``.
     train_steps: the number of steps.
-    save_interval_steps, max_to_keep, async_enabled: settings of the Checkpointer.
+    max_to_keep, async_enabled: settings of the Checkpointer.
     trained: only leaves whose path begins with this text change from step to step; empty for all.
         The others stay the same array objects, like frozen weights.
     use_local_directory: save to ``--local-directory`` instead of the output.
@@ -302,7 +179,6 @@ class CheckpointerLoopOptions(bench.BenchmarkOptions):
 
     library: Literal["ckpt", "orbax_v0_manager"] | list[str] = "ckpt"
     train_steps: int | list[int] = 5
-    save_interval_steps: int | list[int] = 1
     max_to_keep: int | list[int] = 2
     async_enabled: bool | list[bool] = True
     trained: str | list[str] = ""
@@ -333,16 +209,14 @@ class CheckpointerLoop(bench.BenchmarksGenerator):
                     save(step, state)
             with metrics.measure("wait_until_finished", ["time"]):
                 manager.wait_until_finished()
-        saved = options.train_steps - 1 - (options.train_steps - 1) % options.save_interval_steps
         manager, _, restore = open_run(options, root / "steps")
         with bench.settle(), closing(manager):
             with metrics.measure("restore", nbytes=size):
                 loaded = jax.block_until_ready(restore(abstract(state)))
             steps = sorted(manager.all_steps())
-        if steps[-1] != saved or len(steps) > options.max_to_keep:
-            raise ckpt.CheckpointError(f"kept the steps {steps}, wanted {saved} as the newest")
-        if saved == options.train_steps - 1:
-            check_equal(state, loaded)
+        if steps[-1] != options.train_steps - 1 or len(steps) > options.max_to_keep:
+            raise ckpt.CheckpointError(f"kept the steps {steps} of {options.train_steps}")
+        check_equal(state, loaded)
         durable = LIBRARIES[options.library].default_durability
         notes = {"steps kept": str(len(steps)), "durable": durable}
         return bench.TestResult(metrics=metrics, notes=notes)
@@ -363,30 +237,23 @@ def _trained(state: Any, prefix: str) -> Any:
     return jax.tree.map_with_path(step, state)
 
 
+# an object to wait for, list and close; what saves a step; and what restores the latest one
 _Manager = tuple[Any, Callable[[int, Any], Any], Callable[[Any], Any]]
-"""Of a library: an object to wait for, list and close; what saves a step; and what restores the latest one."""
 
 
 def _ours(options: Any, directory: Path) -> _Manager:
     manager: Any = ckpt.Checkpointer(
-        directory,
-        save_interval_steps=options.save_interval_steps,
-        max_to_keep=options.max_to_keep,
-        asynchronous=options.async_enabled,
+        directory, max_to_keep=options.max_to_keep, asynchronous=options.async_enabled
     )
     return manager, manager.save, lambda like: manager.restore_latest(state=like)["state"]
 
 
 def _orbax(options: Any, directory: Path) -> _Manager:
-    orbax = make_library(SaveLoadOptions(library=options.library)).api
-    settings = orbax.CheckpointManagerOptions(
-        save_interval_steps=options.save_interval_steps,
-        max_to_keep=options.max_to_keep,
-        enable_async_checkpointing=options.async_enabled,
-    )
-    manager = orbax.CheckpointManager(directory, options=settings)
+    lib: Any = make_library(SaveLoadOptions(library=options.library))
+    keep, background, args = options.max_to_keep, options.async_enabled, lib.api.args
+    manager = lib.manager(directory, background=background, max_to_keep=keep)
     return (
         manager,
-        lambda step, state: manager.save(step, args=orbax.args.StandardSave(state)),
-        lambda like: manager.restore(manager.latest_step(), args=orbax.args.StandardRestore(like)),
+        lambda step, state: manager.save(step, args=args.StandardSave(state)),
+        lambda like: manager.restore(manager.latest_step(), args=args.StandardRestore(like)),
     )

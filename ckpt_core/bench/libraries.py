@@ -9,8 +9,6 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,22 +16,9 @@ import jax
 import numpy as np
 
 from ckpt_core.bench._config import nearest
-from ckpt_core.bench._core import Skipped
 from ckpt_core.bench._data import names_of
 from ckpt_core.bench._machine import MIB, fsync_all
-from ckpt_core.bench._measure import GIB
-
-_UNTUNED = {
-    "use_ocdbt": None,
-    "use_zarr3": None,
-    "use_compression": None,
-    "chunk_byte_size": None,
-    "save_concurrent_gb": None,
-    "restore_concurrent_gb": None,
-    "use_load_and_broadcast": False,
-    "enable_replica_parallel_separate_folder": False,
-}
-"""Option for the storage -> the value that leaves it to the library."""
+from ckpt_core.bench._measure import Skipped
 
 
 class Library:
@@ -45,8 +30,8 @@ class Library:
             ``yes``, ``data files`` (not the metadata or the directories), or ``no``.
         skips_fsync: whether it has a setting to leave the fsync out.
         in_background: whether it can save in the background.
-        sharded: whether it can save arrays that several devices or processes hold.
-        tuned: the options for its storage that it supports.
+        sharded: whether it can save arrays that several devices or processes hold, and leaves that are no arrays.
+        broadcasts: whether one process can read for all.
         options: those of ``SaveLoad``, in which None leaves a setting to the library.
     """
 
@@ -55,23 +40,11 @@ class Library:
     skips_fsync: ClassVar[bool] = False
     in_background: ClassVar[bool] = False
     sharded: ClassVar[bool] = False
-    tuned: ClassVar[frozenset[str]] = frozenset()
+    broadcasts: ClassVar[bool] = False
 
     def __init__(self, options: Any) -> None:
         self.options = options
         self.api: Any = importlib.import_module(self.module)
-
-    @classmethod
-    def refuses(cls, options: Any) -> str | None:
-        """Why it does not support the options, as the rest of a sentence; None if it does."""
-        if options.async_enabled and not cls.in_background:
-            return "saves in the foreground only"
-        for name, untuned in _UNTUNED.items():
-            if getattr(options, name) is not untuned and name not in cls.tuned:
-                return f"has no setting {name}"
-        if options.durable is False and cls.default_durability != "no" and not cls.skips_fsync:
-            return "offers no save without fsync"
-        return None
 
     @property
     def background(self) -> bool:
@@ -94,6 +67,9 @@ class Library:
 
     def prepare(self, state: Any) -> Any:
         """The tree in the form that users of this library save; not timed."""
+        for leaf in () if self.sharded else jax.tree.leaves(state):
+            if not hasattr(leaf, "dtype"):
+                raise Skipped(f"saves arrays only, not a {type(leaf).__name__}")
         return state
 
     def save(self, path: Path, state: Any) -> None:
@@ -121,54 +97,21 @@ class Ckpt(Library):
     skips_fsync = True
     in_background = True
     sharded = True
-    tuned = frozenset(_UNTUNED) - {"enable_replica_parallel_separate_folder"}
+    broadcasts = True
 
-    @classmethod
-    def refuses(cls, options: Any) -> str | None:
-        if options.use_ocdbt is False:
-            return "always writes OCDBT"
-        if options.use_zarr3 is False:
-            return "always writes Zarr 3"
-        return super().refuses(options)
-
-    def _options(self, budget_gb: float | None, *, broadcast: bool = False) -> Any:
-        found: dict[str, Any] = {
-            "durable": self.options.durable,
-            "compression": "zstd" if self.options.use_compression else None,
-            "chunk_bytes": self.options.chunk_byte_size,
-            "max_host_bytes": None if budget_gb is None else int(budget_gb * GIB),
-        }
-        given = {name: value for name, value in found.items() if value is not None}
-        return self.api.Options(broadcast=broadcast, **given)
+    @property
+    def _options(self) -> Any:
+        durable, broadcast = self.options.durable, self.options.use_load_and_broadcast
+        return self.api.Options(durable=durable is not False, broadcast=broadcast)
 
     def save(self, path: Path, state: Any) -> None:
-        self.api.save(path, state, options=self._options(self.options.save_concurrent_gb))
+        self.api.save(path, state, options=self._options)
 
     def start_save(self, path: Path, state: Any) -> Callable[[], object]:
-        options = self._options(self.options.save_concurrent_gb)
-        return self.api.save_async(path, state, options=options).result
+        return self.api.save_async(path, state, options=self._options).result
 
     def load(self, path: Path, like: Any) -> Any:
-        broadcast = self.options.use_load_and_broadcast
-        options = self._options(self.options.restore_concurrent_gb, broadcast=broadcast)
-        return self.api.load(path, like, options=options)
-
-
-_ORBAX_SETTINGS = {
-    "use_ocdbt": "array.saving",
-    "use_zarr3": "array.saving",
-    "use_compression": "array.saving",
-    "use_replica_parallel": "array.saving",
-    "enable_replica_parallel_separate_folder": "array.saving",
-    "chunk_byte_size": "array.saving.storage_options",
-    "use_load_and_broadcast": "array.loading",
-}
-"""Option -> where Orbax's context has it."""
-
-_ORBAX_BUDGETS = {
-    "save_concurrent_gb": "write_concurrent_bytes",
-    "restore_concurrent_gb": "read_concurrent_bytes",
-}
+        return self.api.load(path, like, options=self._options)
 
 
 class OrbaxV1(Library):
@@ -178,16 +121,13 @@ class OrbaxV1(Library):
     default_durability = "data files"
     in_background = True
     sharded = True
-    tuned = frozenset(_UNTUNED)
+    broadcasts = True
+    use_compression = True
 
     def _context(self) -> Any:
         context = self.api.v1.Context()
-        for name, place in _ORBAX_SETTINGS.items():
-            if (value := getattr(self.options, name)) is not None:
-                setattr(attrgetter(place)(context), name, value)
-        for name, theirs in _ORBAX_BUDGETS.items():
-            if (value := getattr(self.options, name)) is not None:
-                setattr(context.memory, theirs, int(value * GIB))
+        context.array.saving.use_compression = self.use_compression
+        context.array.loading.use_load_and_broadcast = self.options.use_load_and_broadcast
         return context
 
     def save(self, path: Path, state: Any) -> None:
@@ -206,10 +146,7 @@ class OrbaxV1(Library):
 class OrbaxV1Uncompressed(OrbaxV1):
     """``orbax.checkpoint.v1`` without compression, since weights hardly shrink."""
 
-    tuned = OrbaxV1.tuned - {"use_compression"}
-
-    def __init__(self, options: Any) -> None:
-        super().__init__(replace(options, use_compression=False))
+    use_compression = False
 
 
 class OrbaxV0Manager(Library):
@@ -220,29 +157,25 @@ class OrbaxV0Manager(Library):
     in_background = True
     sharded = True
 
-    def _manager(self, path: Path, *, background: bool) -> Any:
-        options = self.api.CheckpointManagerOptions(enable_async_checkpointing=background)
+    def manager(self, path: Path, *, background: bool, max_to_keep: int | None = None) -> Any:
+        """A manager of steps in a directory."""
+        options = self.api.CheckpointManagerOptions(
+            enable_async_checkpointing=background, max_to_keep=max_to_keep
+        )
         return self.api.CheckpointManager(path, options=options)
 
     def save(self, path: Path, state: Any) -> None:
-        with self._manager(path, background=False) as manager:
+        with self.manager(path, background=False) as manager:
             manager.save(0, args=self.api.args.StandardSave(state))
 
     def start_save(self, path: Path, state: Any) -> Callable[[], object]:
-        manager = self._manager(path, background=True)
+        manager = self.manager(path, background=True)
         manager.save(0, args=self.api.args.StandardSave(state))
         return manager.close  # waits
 
     def load(self, path: Path, like: Any) -> Any:
-        with self._manager(path, background=False) as manager:
+        with self.manager(path, background=False) as manager:
             return manager.restore(0, args=self.api.args.StandardRestore(like))
-
-
-def _check_arrays(tree: Any) -> None:
-    """Raises ``Skipped`` if a leaf is not an array."""
-    for leaf in jax.tree.leaves(tree):
-        if not hasattr(leaf, "dtype"):
-            raise Skipped(f"saves arrays only, not a {type(leaf).__name__}")
 
 
 class _Flat(Library):
@@ -257,8 +190,7 @@ class _Flat(Library):
         return found
 
     def prepare(self, state: Any) -> Any:
-        _check_arrays(state)
-        leaves = map(self.of_leaf, jax.tree.leaves(state))
+        leaves = map(self.of_leaf, jax.tree.leaves(super().prepare(state)))
         return dict(zip(names_of(state), leaves, strict=True))
 
     def finish(self, loaded: Any, like: Any) -> Any:
@@ -362,10 +294,6 @@ class Equinox(Library):
 
     module = "equinox"
 
-    def prepare(self, state: Any) -> Any:
-        _check_arrays(state)
-        return state
-
     def save(self, path: Path, state: Any) -> None:
         with path.open("wb") as file:  # given a name, equinox would append .eqx
             self.api.tree_serialise_leaves(file, state)
@@ -377,8 +305,7 @@ class Equinox(Library):
 
 class Floor(Library):
     """The lower bound: writes all bytes to one file, with fsync, and reads them back. The buffer to read into
-    is touched before the clock starts, so that a load causes no page faults. A library that stores and returns the same
-    bytes has more to do.
+    is touched before the clock starts, so that a load causes no page faults.
     """
 
     module = "os"
@@ -386,8 +313,8 @@ class Floor(Library):
     skips_fsync = True
 
     def prepare(self, state: Any) -> Any:
-        _check_arrays(state)
-        leaves = [np.ascontiguousarray(np.asarray(leaf)) for leaf in jax.tree.leaves(state)]
+        found = jax.tree.leaves(super().prepare(state))
+        leaves = [np.ascontiguousarray(np.asarray(leaf)) for leaf in found]
         self._buffer = np.ones(sum(leaf.nbytes for leaf in leaves), np.uint8)  # touches every page
         return [leaf.reshape(-1).view(np.uint8).data for leaf in leaves if leaf.nbytes]
 
@@ -434,12 +361,17 @@ def make_library(options: Any, *, sharded: bool = False) -> Library:
     if name not in LIBRARIES:
         raise Skipped(f"no library {name!r}{nearest(name, LIBRARIES)}")
     kind = LIBRARIES[name]
-    if reason := kind.refuses(options):
-        raise Skipped(f"{name} {reason}")
-    if not kind.sharded and jax.process_count() > 1:
-        raise Skipped(f"{name} runs in one process only")
-    if not kind.sharded and sharded:
-        raise Skipped(f"{name} knows no shardings")
+    always_syncs = kind.default_durability != "no" and not kind.skips_fsync
+    reasons = {
+        "saves in the foreground only": options.async_enabled and not kind.in_background,
+        "knows no broadcast": options.use_load_and_broadcast and not kind.broadcasts,
+        "offers no save without fsync": options.durable is False and always_syncs,
+        "runs in one process only": not kind.sharded and jax.process_count() > 1,
+        "knows no shardings": not kind.sharded and sharded,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise Skipped(f"{name} {reason}")
     try:
         return kind(options)
     except ModuleNotFoundError as error:

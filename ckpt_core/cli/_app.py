@@ -9,13 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from ckpt_core._errors import CheckpointError
-from ckpt_core.cli._arguments import Json, Local, Mib, Place, Prefix, Run, bytes_option
 from ckpt_core.cli._bench import app as bench_app
-from ckpt_core.cli._convert import export, import_weights
+from ckpt_core.cli._convert import export, import_weights, report
 from ckpt_core.cli._numbers import diff, stats
 from ckpt_core.cli._plan import plan
-from ckpt_core.cli._report import report
-from ckpt_core.cli._text import message_of
+from ckpt_core.cli._shared import Json, Local, Mib, Place, Prefix, Run, bytes_option, message_of
 
 app = typer.Typer(
     name="ckpt",
@@ -43,10 +41,10 @@ def list_steps(
     directory: Run, as_json: Json = False, local: Local = False, prefix: Prefix = None
 ) -> int:
     """List the steps in a directory: time, sizes, items, metrics; unfinished saves and the writer."""
-    from ckpt_core.cli import _local, _steps
+    from ckpt_core.cli import _change, _steps
 
     if local:
-        return _local.list_runs(directory, as_json=as_json)
+        return _change.list_runs(directory, as_json=as_json)
     return _steps.list_steps(directory, as_json=as_json, step_prefix=prefix)
 
 
@@ -118,11 +116,25 @@ def remove(
     ] = None,
 ) -> int:
     """Delete checkpoints, hidden first, so that no reader meets half of one; a step that is being read stays."""
-    from ckpt_core.cli import _change, _local
+    from ckpt_core.cli import _change
 
     if local:
-        return _local.remove_runs(paths, names=run or [], steps=steps or [], yes=yes)
+        return _change.remove_runs(paths, names=run or [], steps=steps or [], yes=yes)
     return _change.remove(paths, steps=steps or [], prefix=prefix, yes=yes)
+
+
+@app.command("save-now")
+def save_now(
+    directory: Run,
+    wait: Annotated[
+        float, typer.Option(min=0, metavar="SECS", help="Wait so long for the step to be saved.")
+    ] = 0,
+    as_json: Json = False,
+) -> int:
+    """Ask a running job to save its next step, without stopping it. The exit code is 1 if the wait ends before."""
+    from ckpt_core.cli import _change
+
+    return _change.save_now(directory, wait_secs=wait, as_json=as_json)
 
 
 @app.command("gc")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckpt_core.cli._arguments import Json
+from ckpt_core.cli._shared import Json
 
 if TYPE_CHECKING:
     from ckpt_core.bench import RunSettings, SuiteConfig

@@ -1,40 +1,58 @@
-"""``ckpt cp``, ``rm`` and ``gc``: what changes a directory of steps."""
+"""``ckpt cp``, ``rm``, ``save-now`` and ``gc``, which change a directory of steps; and what runs have in a fast directory of this host."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
+import time
+import zlib
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 
 import typer
+from rich.text import Text
 
-from ckpt_core._copy import copy_checkpoint, same_save
 from ckpt_core._directory import (
     SIGNS,
+    Attempt,
     Backend,
     StepNames,
+    is_locked,
     is_meant,
+    kind_at,
     read_run_metadata,
     resolve,
     series_of,
     write_run_metadata,
 )
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
-from ckpt_core._run.steps import Steps, note_deleted, refuse_no_directory
+from ckpt_core._format.packed import pack
+from ckpt_core._format.record import RECORD_FILE, dump_record
+from ckpt_core._format.untrusted import SHORT_BYTES
+from ckpt_core._run.steps import (
+    SAVE_NOW_FILE,
+    Steps,
+    note_deleted,
+    refuse_no_directory,
+    refuse_one_checkpoint,
+    request_save,
+)
+from ckpt_core._run.tiers.ended import LocalRun, remove_run, runs_in
+from ckpt_core._run.tiers.folders import local_root
+from ckpt_core._saved import NativeCheckpoint, open_checkpoint
 from ckpt_core._storage import backend_of
-from ckpt_core._verify import inspect
-from ckpt_core.cli._steps import RETIRED, is_run, of_steps, retire, steps_in
-from ckpt_core.cli._text import counted, print_json, say, size, when
+from ckpt_core._verify import inspect, verify
+from ckpt_core.cli._shared import console, counted, one_line, print_json, say, size, table, when
+from ckpt_core.cli._steps import OWNER_FILE, RETIRED, is_run, of_steps, retire, steps_in
 
 _OF_ONE = ("ckpt.json", "_CHECKPOINT_METADATA")
 """Of ``SIGNS``, those that the items of a checkpoint do not have."""
 
 
 def copy(source: str, target: str, *, steps: list[int], prefix: str | None, mirror: bool) -> int:
-    """Copies a checkpoint, or steps of a run. Returns 1 if a step is damaged, or a restore of the copy may go on from another
-    history.
-    """
+    """Copies a checkpoint, or steps of a run; 1 if a step is damaged, or the copy may restore another history."""
     if not is_run(source):
         if steps or mirror:
             text = f"{source} is no directory of steps: leave --step and --mirror out"
@@ -201,6 +219,31 @@ def agreed(what: str) -> bool:
     return typer.confirm(f"Delete {what}?")
 
 
+def save_now(directory: str, *, wait_secs: float, as_json: bool) -> int:
+    """Asks the job that saves in a directory for its next step, and waits for it; returns 1 if that takes longer."""
+    path, local = resolve(directory)
+    refuse_no_directory(path, local)
+    backend, deadline = backend_of(local), time.monotonic() + wait_secs
+    refuse_one_checkpoint(backend, path, local)
+    asked, is_new = request_save(backend, path)
+    if not as_json:
+        say(f"{path} {'is' if is_new else 'was'} asked to save its next step")
+        if local and not is_locked(f"{path}/{OWNER_FILE}"):
+            say("nobody on this machine writes there now; the next start will save one")
+    while there := backend.read(path, SAVE_NOW_FILE, SHORT_BYTES) == asked:
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(min(wait_secs, 1.0))
+    step = None if there else steps_in(path).latest()
+    if as_json:
+        print_json({"directory": path, "new": is_new, "saved": not there, "newest_step": step})
+    elif not there:
+        say(f"it is saved; the newest step is {step}")
+    elif wait_secs:
+        say(f"it was not saved within {wait_secs:g} s, and is asked for until somebody saves it")
+    return 1 if there and wait_secs else 0
+
+
 def collect_garbage(directory: str, *, dry_run: bool, as_json: bool) -> int:
     """Deletes what dead writers left, and finishes what they had committed or begun to delete; or only prints the names."""
     text, local = resolve(directory)
@@ -214,3 +257,136 @@ def collect_garbage(directory: str, *, dry_run: bool, as_json: bool) -> int:
     done = "would be removed" if dry_run else "removed"
     say(f"{len(names)} {done}" if names else "nothing to remove")
     return 0
+
+
+def copy_checkpoint(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> int:
+    """The number of bytes of a checkpoint that was copied, and verified before; it appears whole at ``target``, where nothing may
+    be. The copy has the token of the source, so ``same_save`` knows it. One data file is in memory at a time.
+    """
+    opened = open_checkpoint(source)
+    if not isinstance(opened, NativeCheckpoint):
+        raise CheckpointError(
+            f"{opened.path} was not written by ckpt and has no checksums, so nothing of a copy could be verified: "
+            f"make a checkpoint of ckpt of it with `ckpt import {shlex.quote(opened.path)} {shlex.quote(os.fspath(target))}`, or "
+            "copy the directory with another tool"
+        )
+    report = verify(source)
+    if not report.ok:
+        raise CheckpointCorrupt(f"{opened.path} was not copied: {report.problems[0]}")
+    text, local = resolve(target)
+    backend = backend_of(local)
+    token = opened.record.token
+    with backend.begin(text, overwrite=False, durable=True, token=token) as attempt:
+        with opened.held():
+            copied_bytes = sum(_copy_file(opened, name, attempt) for name in opened.record.files)
+        small = attempt.small_files()
+        record = replace(opened.record, packed=pack(small) if small else b"")
+        attempt.make_durable(RECORD_FILE, dump_record(record))
+        attempt.commit()
+    return copied_bytes
+
+
+def same_save(one: str, other: str) -> bool:
+    """Whether two checkpoints come from one save, each whole as far as its record says; raises what ``load`` does if there is none."""
+    both = [open_checkpoint(path) for path in (one, other)]
+    known = all(isinstance(opened, NativeCheckpoint) for opened in both)
+    return known and both[0].attempt == both[1].attempt
+
+
+def _copy_file(opened: NativeCheckpoint, name: str, attempt: Attempt) -> int:
+    """Copies one file; returns its size."""
+    expected = opened.record.files[name]
+    data = opened.read_unverified(name, expected.size_bytes)
+    if (
+        data is None
+        or len(data) != expected.size_bytes
+        or not (expected.data or zlib.crc32(data) == expected.crc32)
+    ):
+        raise CheckpointCorrupt(f"{opened.path}: {name} changed while it was copied", file=name)
+    if "/d/" not in name or opened.record.is_users(name):
+        attempt.write(name, data)
+    else:  # its name is random, and no other save has it
+        attempt.write_data(name, (data,))
+    return len(data)
+
+
+_STEPS = 5
+"""Maximum number of steps named of a run."""
+
+
+def _runs(directory: str) -> tuple[str, list[LocalRun]]:
+    root = local_root(directory)
+    if kind_at(root) != "directory":
+        raise CheckpointNotFound(f"{root}: no such directory on this host")
+    return root, runs_in(root)
+
+
+def list_runs(directory: str, *, as_json: bool) -> int:
+    """Prints the runs, the longest unused first; returns 0."""
+    root, runs = _runs(directory)
+    if as_json:
+        print_json({"directory": root, "runs": [asdict(run) for run in runs]})
+        return 0
+    if not runs:
+        say(f"{root}: no runs of ckpt")
+        return 0
+    names = ("run", "last used", "size", "processes", "steps", "state")
+    console().print(table(root, names, list(map(_cells, runs))))
+    return 0
+
+
+def _cells(run: LocalRun) -> list[str | Text]:
+    names = filter(None, (os.path.basename(run.path), run.persistent))
+    name = Text("\n".join(map(one_line, names)))
+    state = ("in use" if run.in_use else "ended") + ("" if run.mine else ", of another user")
+    used = when(run.used_unix_secs)
+    return [name, used, size(run.size_bytes), str(run.processes), _steps(run), state]
+
+
+def _steps(run: LocalRun) -> str:
+    more = f" and {len(run.steps) - _STEPS} more" if len(run.steps) > _STEPS else ""
+    return ", ".join(map(str, run.steps[-_STEPS:])) + more
+
+
+def remove_runs(
+    directories: Sequence[str], *, names: Sequence[str], steps: Sequence[int], yes: bool
+) -> int:
+    """Removes what ended runs left, all of them or those of ``names``; returns 1 if something stays that was to go."""
+    if len(directories) != 1 or steps:
+        raise CheckpointError(
+            "ckpt rm --local takes one local directory, and no --step: to delete a step everywhere, name the persistent "
+            "directory, ckpt rm RUN --step N"
+        )
+    root, runs = _runs(directories[0])
+    known = {os.path.basename(run.path): run for run in runs}
+    for name in names:
+        if name not in known:
+            raise CheckpointNotFound(
+                f"{root} has no run {name!r}; it has {', '.join(known) or 'no runs'}"
+            )
+        if known[name].in_use:
+            raise CheckpointError(
+                f"{known[name].path} is in use by a run that lives: nothing was removed"
+            )
+    chosen = [run for name, run in known.items() if not run.in_use and (name in names or not names)]
+    for run in chosen:
+        of = f" of {run.persistent}" if run.persistent else ""
+        used = f"steps {_steps(run)}, last used {when(run.used_unix_secs)}"
+        say(f"{run.path}{of}: {size(run.size_bytes)}, {used}")
+    what = counted(len(chosen), "run", "runs")
+    if not chosen or (not yes and not agreed(f"what {what} left here")):
+        say("nothing was removed")
+        return 1 if chosen else 0
+    stays: list[str] = []
+    for run in chosen:
+        try:
+            why = (
+                "" if remove_run(run) else "somebody uses it now, or there is more than ckpt wrote"
+            )
+        except OSError as error:
+            why = str(error)
+        stays += [f"{run.path} stays: {why}"] if why else []
+    say(f"{len(chosen) - len(stays)} of {what} removed")
+    for text in stays:
+        say(text)
+    return 1 if stays else 0

@@ -1,4 +1,4 @@
-"""``ckpt export`` and ``ckpt import``; they import what reads and writes arrays when they run."""
+"""``ckpt export``, ``import`` and ``report``, which write files; they import what reads and writes arrays when they run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,19 @@ from typing import Annotated, Any
 
 import typer
 
-from ckpt_core._errors import CheckpointError
-from ckpt_core.cli._arguments import Json, Only, Rules
-from ckpt_core.cli._text import counted, print_json, progress, say, size
+from ckpt_core._errors import CheckpointError, CheckpointExists
+from ckpt_core.cli._shared import (
+    Json,
+    Only,
+    Place,
+    Prefix,
+    Rules,
+    counted,
+    print_json,
+    progress,
+    say,
+    size,
+)
 
 _ENDINGS: dict[str, str] = {
     **dict.fromkeys(("", ".safetensors"), "safetensors"),
@@ -137,3 +147,53 @@ def _rules(path: Path | None) -> Any:
         return None if path is None else rules_from(json.loads(path.read_text()))
     except (ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path}: rules are a list in JSON: {error}") from error
+
+
+def report(
+    path: Place,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The page; report.html if not given.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--verify", help="Check every byte of every step, too.")
+    ] = False,
+    stats: Annotated[
+        int, typer.Option(min=0, help="Read the arrays of so many of the newest steps, too.")
+    ] = 0,
+    as_json: Json = False,
+    prefix: Prefix = None,
+) -> int:
+    """Write a page about a run: bytes, leaves, shardings, steps, differences, health; reads arrays with --stats only."""
+    from ckpt_core._directory import place
+    from ckpt_core.report import Request, as_json as as_data, page, read_report
+
+    output = output or (None if as_json else Path("report.html"))
+    if output is not None:
+        _refuse_other_files(output)
+    with progress(path) as show:
+        found = read_report(path, Request(check, stats, prefix), log=show)
+    data = as_data(found)
+    if as_json:
+        print_json(data)
+    if output is not None:
+        text = page(data)
+        place(os.path.abspath(output), [text.encode()])
+        if not as_json:
+            damaged = sum(step.state == "damaged" for step in found.steps)
+            wrong = f", {damaged} damaged" if damaged else ""
+            wrong += f", {found.unread} cannot be read" if found.unread else ""
+            what = counted(len(found.steps), "step", "steps") if found.is_run else "one checkpoint"
+            print(f"{output}: {size(len(text))}, {what}{wrong}")
+    return 1 if found.is_damaged or found.unread else 0
+
+
+def _refuse_other_files(output: Path) -> None:
+    """Raises if something else than a page is there, such as a part of the checkpoint."""
+    if output.is_dir():
+        raise CheckpointExists(f"{output} is a directory: say the name of the page with -o")
+    if output.exists():
+        with output.open("rb") as stream:
+            if not stream.read(64).lstrip().lower().startswith(b"<!doctype html"):
+                raise CheckpointExists(
+                    f"{output} exists already, and is no page: choose another name"
+                )

@@ -15,10 +15,19 @@ from rich.console import Console
 from ckpt_core._directory import PosixBackend, StepNames
 from ckpt_core._errors import CheckpointNotFound, NewerFormat
 from ckpt_core._results import CheckpointInfo, ItemInfo, LeafInfo, VerifyReport
-from ckpt_core._verify import inspect
-from ckpt_core._verify import verify as check
+from ckpt_core._verify import inspect, verify as check
+from ckpt_core.cli._shared import (
+    console,
+    counted,
+    escape,
+    metric,
+    print_json,
+    say,
+    size,
+    table,
+    when,
+)
 from ckpt_core.cli._steps import files_of, is_run, list_steps, steps_in, strays_as_text, summary
-from ckpt_core.cli._text import console, counted, escape, metric, print_json, say, size, table, when
 
 _LEAVES_SHOWN = 5
 

@@ -14,8 +14,17 @@ from rich.padding import Padding
 from rich.table import Table
 
 from ckpt_core._words import in_order
-from ckpt_core.cli._arguments import Json, Newest, Only
-from ckpt_core.cli._text import console, counted, escape, print_json, say, size
+from ckpt_core.cli._shared import (
+    Json,
+    Newest,
+    Only,
+    console,
+    counted,
+    escape,
+    print_json,
+    say,
+    size,
+)
 
 if TYPE_CHECKING:
     from ckpt_core._look.difference import Difference, LeafDifference
@@ -136,7 +145,7 @@ def _place(item: str, path: str) -> str:
 
 def stats(path: Newest, only: Only = None, as_json: Json = False) -> int:
     """Print range, mean, norm, NaN and Inf of every leaf. The exit code is 1 if there are any of the last two."""
-    from ckpt_core._look.statistics import leaf_statistics
+    from ckpt_core._look.leaves import leaf_statistics
 
     chosen = _newest(path)
     leaves = leaf_statistics(chosen, only=only or None)

@@ -13,8 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 from rich.table import Table
 
-from ckpt_core.cli._arguments import Json, Mib, bytes_option
-from ckpt_core.cli._text import console, counted, escape, print_json, say, size
+from ckpt_core.cli._shared import (
+    Json,
+    Mib,
+    bytes_option,
+    console,
+    counted,
+    escape,
+    print_json,
+    say,
+    size,
+)
 
 if TYPE_CHECKING:
     from ckpt_core._doctor import Disk, Store

@@ -31,7 +31,7 @@ from ckpt_core._run.steps import (
 )
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import describe_opened, inspect
-from ckpt_core.cli._text import console, escape, metric, print_json, say, size, table, when
+from ckpt_core.cli._shared import console, escape, metric, print_json, say, size, table, when
 
 _DEEPEST = 2
 """If a directory has no steps, look for steps this many levels below it."""

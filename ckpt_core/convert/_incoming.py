@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from ckpt_core import _adapters
 from ckpt_core._directory import resolve
-from ckpt_core._errors import CheckpointError
-from ckpt_core._format.rules import Rule, rules_from
+from ckpt_core._errors import CheckpointError, CheckpointNotFound, Mismatch, StructureMismatch
+from ckpt_core._format.rules import Rule, bind, rules_from
+from ckpt_core._layout.regions import region_slices, whole
+from ckpt_core._load.derived import under_rules
 from ckpt_core._operation import Operation
 from ckpt_core._options import MIB, Options, checked_options
 from ckpt_core._save.job import RecordFields
 from ckpt_core._save.pieces import CheckpointWriter, writer_of
 from ckpt_core._save.plan import TreeSignature
-from ckpt_core._tree import FlatTree
-from ckpt_core._tree.leaves import TEXT_KINDS, to_host_array, to_text
+from ckpt_core._saved import ExtentItem
+from ckpt_core._tree import FlatTree, Path, flatten, format_path
+from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec, describe, to_host_array, to_text
+from ckpt_core._tree.match import MatchRules, Renames, match, parse_path, positions_of
+from ckpt_core._tree.patterns import idle_patterns, read_again, selector
 from ckpt_core.arguments import answering
-from ckpt_core.convert._arrange import Arrangement, arranged
 from ckpt_core.convert._opening import FORMATS, format_of, opened
-from ckpt_core.convert._source import Array, Slot, arrays_of, spec_of
+from ckpt_core.convert._source import Array, Slot, arrays_of, each, spec_of
 
 _BATCH_BYTES = 64 * MIB
 
@@ -142,3 +150,178 @@ def _write_tree(
             operation.done_bytes += held_bytes
             operation.tell_progress(operation.done_bytes)
             batch, held_bytes = [], 0
+
+
+_Leaves = list[tuple[Path, Any]]
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """What the caller of an import asked for; see ``import_weights``."""
+
+    only: str | Iterable[str] | None = None
+    rules: tuple[Rule, ...] = ()
+    rename: Mapping[str, str] | Callable[[str], str] | None = None
+    split: str | None = None
+    like: Any = None
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything is asked for."""
+        asked = (self.only, self.rules or None, self.rename, self.split, self.like)
+        return any(one is not None for one in asked)
+
+
+def arranged(source: FlatTree, asked: Arrangement, where: str) -> FlatTree:
+    """The source with the names, rules and tree that are asked for."""
+    leaves = list(zip(source.paths, source.leaves, strict=True))
+    if asked.only is not None:
+        leaves = _selected(leaves, asked.only, where)
+    for _, leaf in leaves:
+        if isinstance(leaf, Slot) and leaf.refused is not None:
+            raise leaf.refused
+    if not asked.changes:
+        return source
+    target = None
+    if asked.like is not None:
+        target = flatten(asked.like, expand=_adapters.expander(stored=True), saving=True)
+    if asked.rules:
+        leaves = _ruled(leaves, asked.rules, target, where)
+    if asked.rename is not None:
+        leaves = _renamed(leaves, asked.rename)
+    if asked.split is not None:
+        leaves = [(_split(path, asked.split, where), leaf) for path, leaf in leaves]
+    if target is not None:
+        return _as_target(leaves, target, where)
+    return flatten(_nested(leaves, where))
+
+
+@each
+def _put_together(slot: Slot) -> Array:
+    """What a rule makes of arrays; one row of them is in memory beside the result."""
+    recipe, slots = slot.place
+    made: Array = np.empty(slot.spec.shape, slot.spec.numpy_dtype)
+    leaves = [part.leaf for _, row in recipe.rows for part in row]
+    takes = list(recipe.takes(whole(made.shape), made))
+    for leaf, array in zip(leaves, arrays_of(slots), strict=True):
+        for part, view in takes:
+            if part.leaf == leaf:
+                view[...] = array[(*region_slices(part.region), ...)]
+    return made
+
+
+def _selected(leaves: _Leaves, only: Any, where: str) -> _Leaves:
+    only, paths = read_again(only), [path for path, _ in leaves]
+    specs = [spec_of(path, leaf) for path, leaf in leaves]
+    found = positions_of(paths, specs, selector(only, item="state"))
+    idle = idle_patterns(only, [("state", paths)])
+    if idle or not found:
+        raise CheckpointNotFound(f"{where}: only={idle or only!r} matches nothing in it")
+    return [leaves[position] for position in found]
+
+
+def _ruled(leaves: _Leaves, rules: Sequence[Rule], target: FlatTree | None, where: str) -> _Leaves:
+    arrays = _by_name([one for one in leaves if isinstance(one[1], Slot)], where)
+    slots: list[Slot] = [slot for _, slot in arrays.values()]
+    names, specs = [(name,) for name in arrays], [slot.spec for slot in slots]
+    base = ExtentItem("state", "tree", paths=names, specs=specs, shardings=[None] * len(names))
+    if target is None:
+        results = [path for bound in bind(rules, arrays)[0] for path in bound.results]
+        paths: list[Path] = [tuple(path.split("/")) for path in results]
+        wanted: list[LeafSpec | None] = [None] * len(paths)
+    else:
+        paths = list(target.paths)
+        wanted = [describe(leaf, path) for path, leaf in zip(paths, target.leaves, strict=True)]
+    derived, problems = under_rules(base, rules, paths, wanted)
+    if problems:
+        raise StructureMismatch(problems, where=where)
+    left = set(bind(rules, arrays)[1])
+    found: _Leaves = [(path, leaf) for path, leaf in leaves if not isinstance(leaf, Slot)]
+    for path, spec, recipe in zip(derived.paths, derived.specs, derived.recipes, strict=True):
+        parts = [slots[part.leaf] for _, row in recipe.rows for part in row]
+        if (name := names[recipe.first][0]) in left:
+            found.append(arrays[name])
+        else:
+            found.append((path, Slot(spec, _put_together, (recipe, parts))))
+    return found
+
+
+def _renamed(leaves: _Leaves, rename: Mapping[str, str] | Callable[[str], str]) -> _Leaves:
+    """Names of one level may be renamed by leading parts with dots, all others by leading levels."""
+    flat = all(len(path) == 1 for path, _ in leaves)
+    sign = "." if flat else "/"
+    names = [str(path[0]) if flat else format_path(path) for path, _ in leaves]
+    if isinstance(rename, Mapping):
+        rename = Renames({old.replace("/", sign).strip(sign): rename[old] for old in rename}, sign)
+        if idle := rename.idle(names):
+            raise StructureMismatch(
+                [Mismatch(one.old, "rename", None, one.new, one.nearest) for one in idle],
+                advice="An entry of rename= must be a name, or leading parts of one.",
+            )
+    return [
+        (path if (new := rename(old)) == old else parse_path(new), leaf)
+        for (path, leaf), old in zip(leaves, names, strict=True)
+    ]
+
+
+def _split(path: Path, sign: str, where: str) -> Path:
+    found: list[Any] = []
+    for entry in path:
+        parts = entry.split(sign) if isinstance(entry, str) else [entry]
+        if "" in parts:
+            raise CheckpointError(
+                f"{where}: {format_path(path)!r} cut at {sign!r} has a level without a name"
+            )
+        found += parts
+    return tuple(found)
+
+
+def _by_name(leaves: Iterable[tuple[Path, Any]], where: str) -> dict[str, tuple[Path, Any]]:
+    """Leaves by their path with dots, by which rules and targets know them."""
+    found: dict[str, tuple[Path, Any]] = {}
+    for path, leaf in leaves:
+        if found.setdefault(".".join(map(str, path)), (path, leaf))[0] != path:
+            raise _twice(path, where)
+    return found
+
+
+def _nested(leaves: _Leaves, where: str) -> dict[Any, Any]:
+    tree: dict[Any, Any] = {}
+    for path, leaf in leaves:
+        node: Any = tree
+        for entry in path[:-1]:
+            node = node.setdefault(entry, {})
+            if not isinstance(node, dict):  # a leaf, which is never a dict
+                raise _twice(path, where)
+        if not path or path[-1] in node:
+            raise _twice(path, where)
+        node[path[-1]] = leaf
+    return tree
+
+
+def _twice(path: Path, where: str) -> CheckpointError:
+    return CheckpointError(
+        f"{where}: two values would be at {format_path(path)}, or one inside of the other: rename one of them"
+    )
+
+
+def _as_target(leaves: _Leaves, target: FlatTree, where: str) -> FlatTree:
+    """The leaves in the tree of a target; all differences are raised in one error."""
+    wanted = [
+        (path, describe(leaf, path)) for path, leaf in zip(target.paths, target.leaves, strict=True)
+    ]
+    places = {".".join(map(str, path)): path for path in target.paths}
+    given = _by_name(leaves, where)
+    there = [(places.get(name, path), spec_of(path, leaf)) for name, (path, leaf) in given.items()]
+    matched = match(there, wanted, MatchRules())
+    if matched.mismatches:
+        raise StructureMismatch(matched.mismatches, where=where)
+    values = [leaf for _, leaf in given.values()]
+    found: list[Any] = []
+    for position, (_, spec) in zip(matched.source, wanted, strict=True):
+        assert position is not None  # or it would be missing
+        leaf = values[position]
+        if isinstance(leaf, Slot) and spec.kind in ("jax", "numpy") and leaf.spec.kind != "key":
+            leaf = Slot(replace(leaf.spec, kind=spec.kind), leaf.read, leaf.place)
+        found.append(leaf)
+    return FlatTree(target.paths, found, target.root)

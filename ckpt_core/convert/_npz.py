@@ -20,9 +20,7 @@ from ckpt_core.convert._source import Array, Slot, array_spec, each, parsing
 
 _SUFFIX = ".npy"
 _FORMAT = Format(
-    "npz",
-    NUMPY_DTYPES,
-    "numpy has no such dtype: write safetensors, or leave them out with",
+    "npz", NUMPY_DTYPES, "numpy has no such dtype: write safetensors, or leave them out with"
 )
 
 

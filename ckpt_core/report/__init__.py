@@ -3,8 +3,46 @@
 ``read_report`` reads, ``as_json`` gives plain values, ``page`` writes them into HTML.
 """
 
-from ckpt_core.report._facts import Report as Report
-from ckpt_core.report._facts import as_json as as_json
-from ckpt_core.report._page import page as page
-from ckpt_core.report._read import Request as Request
-from ckpt_core.report._read import read_report as read_report
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from ckpt_core._format.plain_json import strict_json
+from ckpt_core.report._facts import Report as Report, as_json as as_json
+from ckpt_core.report._read import Request as Request, read_report as read_report
+
+SCRIPTS = ("base", "data", "charts", "overview", "steps", "treemap", "sharding", "leaf", "tree", "compare", "health", "main")  # fmt: skip
+"""In the order in which they run, as one script."""
+
+
+def page(data: Mapping[str, Any]) -> str:
+    """The HTML of a report, of the data that ``as_json`` gives; nothing of it is taken for markup."""
+    path = str(data["path"])
+    title = path.rstrip("/").rpartition("/")[2] or path
+    parts = {
+        # surrogates of a path that is no text are spelled out
+        "TITLE": escape(title.encode("utf-8", "backslashreplace").decode()),
+        "STYLE": _text("page/style.css"),
+        "LIBRARY": _text("vendor/echarts.min.js"),
+        "DATA": embedded(data),
+        "SCRIPTS": "\n".join(_text(f"page/{name}.js") for name in SCRIPTS),
+    }
+    pieces = _text("page/page.html").split("%%")
+    return "".join(parts.get(piece, piece) for piece in pieces)
+
+
+def embedded(value: Any) -> str:
+    """JSON that may stand in a script element, whatever names are in it. It is ASCII, so U+2028 cannot end a line of
+    JavaScript; without ``<``, ``>`` and ``&`` nothing in it can end the element or begin a comment.
+    """
+    text = strict_json(value)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _text(name: str) -> str:
+    return (files("ckpt_core.report") / name).read_text(encoding="utf-8")

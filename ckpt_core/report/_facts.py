@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ckpt_core._directory import Trace
-from ckpt_core._look.statistics import LeafStatistics
+from ckpt_core._look.leaves import LeafStatistics
 from ckpt_core._results import CheckpointInfo, ItemInfo, VerifyReport
 from ckpt_core.report._table import Table
 

@@ -18,7 +18,7 @@ from ckpt_core._errors import (
     CheckpointNotFound,
 )
 from ckpt_core._format.record import library_versions
-from ckpt_core._look.statistics import leaf_statistics
+from ckpt_core._look.leaves import leaf_statistics
 from ckpt_core._results import CheckpointInfo
 from ckpt_core._run.lease import OWNER_FILE
 from ckpt_core._run.retention import DAMAGED, RETIRED

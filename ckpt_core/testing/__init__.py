@@ -8,7 +8,7 @@
 ``InPlaceSuite``, ``PytreeSuite``
     pytest classes that an adapter's tests inherit.
 ``strategies``
-    hypothesis strategies for leaves, pytrees and shardings.
+    hypothesis strategies for leaves and pytrees.
 
 Each name is imported at its first use, so that loading the pytest plugin imports no jax.
 """
@@ -21,23 +21,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ckpt_core.testing import strategies as strategies
     from ckpt_core.testing._prints import assert_same as assert_same
-    from ckpt_core.testing._resume import ExactResume as ExactResume
-    from ckpt_core.testing._resume import Interrupted as Interrupted
-    from ckpt_core.testing._resume import Report as Report
-    from ckpt_core.testing._resume import assert_exact_resume as assert_exact_resume
-    from ckpt_core.testing.suite import InPlaceSuite as InPlaceSuite
-    from ckpt_core.testing.suite import PytreeSuite as PytreeSuite
+    from ckpt_core.testing._resume import (
+        ExactResume as ExactResume,
+        Interrupted as Interrupted,
+        Report as Report,
+        assert_exact_resume as assert_exact_resume,
+    )
+    from ckpt_core.testing.suite import InPlaceSuite as InPlaceSuite, PytreeSuite as PytreeSuite
 
-_HOME_OF = {
-    "ExactResume": "_resume",
-    "InPlaceSuite": "suite",
-    "Interrupted": "_resume",
-    "PytreeSuite": "suite",
-    "Report": "_resume",
-    "assert_exact_resume": "_resume",
-    "assert_same": "_prints",
-    "strategies": "strategies",
+_HOMES = {
+    "_prints": ("assert_same",),
+    "_resume": ("ExactResume", "Interrupted", "Report", "assert_exact_resume"),
+    "strategies": ("strategies",),
+    "suite": ("InPlaceSuite", "PytreeSuite"),
 }
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
 

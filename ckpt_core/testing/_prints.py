@@ -13,10 +13,8 @@ from ckpt_core import _adapters
 from ckpt_core._tree import LEAF, Node, Path, flatten, format_path
 from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec, describe, to_host_array, to_text
 
-_MOST_STATIC = 200
-"""The number of letters of static fields that a message shows."""
-_MOST_SHOWN = 4
-"""The number of array elements that a message shows."""
+_MOST_STATIC = 200  # letters of static fields in a message
+_MOST_SHOWN = 4  # array elements in a message
 _CONTAINER = " (container)"
 
 
@@ -65,13 +63,11 @@ def first_difference(expected: Prints, actual: Prints) -> str | None:
     # Leaves first: a leaf that differs says more than its container.
     paths = sorted(expected | actual, key=lambda path: path.endswith(_CONTAINER))
     nothing = Print("nothing")
-    pairs = {path: (expected.get(path, nothing), actual.get(path, nothing)) for path in paths}
-    found = [path for path, (wanted, given) in pairs.items() if wanted[:2] != given[:2]]
-    if not found:
-        return None
-    wanted, given = pairs[found[0]]
-    more = f" (and {len(found) - 1} more)" if found[1:] else ""
-    return f"{found[0]}: expected {wanted}, found {given}{more}"
+    pairs = [(path, expected.get(path, nothing), actual.get(path, nothing)) for path in paths]
+    differing = [pair for pair in pairs if pair[1][:2] != pair[2][:2]]
+    for path, wanted, given in differing[:1]:
+        more = f" (and {len(differing) - 1} more)" if differing[1:] else ""
+        return f"{path}: expected {wanted}, found {given}{more}"
 
 
 def assert_same(actual: Any, expected: Any, what: str = "the value") -> None:
@@ -119,10 +115,9 @@ def _container_text(node: Node) -> str:
 
 def _of_leaf(leaf: Any, path: Path) -> Print:
     spec = describe(leaf, path)
-    notes = [spec.kind] * (spec.kind in ("numpy", "numpy_scalar")) + [spec.detail] * bool(
-        spec.detail
-    )
-    what = f"{spec} ({', '.join(notes)})" if notes else str(spec)
+    kind = spec.kind if spec.kind in ("numpy", "numpy_scalar") else ""
+    notes = ", ".join(filter(None, (kind, spec.detail)))
+    what = f"{spec} ({notes})" if notes else str(spec)
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return Print(what, "abstract", "(abstract)")
     if spec.kind in TEXT_KINDS:

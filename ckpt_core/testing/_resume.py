@@ -13,7 +13,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +25,9 @@ By = Literal["exception", "SIGKILL", "SIGTERM"]
 
 Train = Callable[[Path, "Report"], Any]
 """A training function; its arguments are the directory for checkpoints and the ``Report``."""
+
+Write = Callable[[dict[str, Any]], None]
+"""Sends a part of the answer of a new process, as JSON."""
 
 
 class Interrupted(BaseException):
@@ -50,6 +53,7 @@ def _run_of(entries: Iterable[dict[str, Any]]) -> _Run:
     return _Run(reports, final)
 
 
+@dataclass(eq=False)
 class Report:
     """Called by a training function once per step: ``report(step, loss=loss, model=model)``.
 
@@ -57,17 +61,11 @@ class Report:
     are digested during the call.
     """
 
-    def __init__(
-        self,
-        stop_at: int | None,
-        stop: Callable[[], None],
-        write: Callable[[dict[str, Any]], None],
-    ) -> None:
-        self.stopped = False
-        self._steps = set[int]()
-        self._stop_at = stop_at
-        self._stop = stop
-        self._write = write
+    _stop_at: int | None
+    _stop: Callable[[], None]
+    _write: Write
+    _steps: set[int] = field(default_factory=set[int])
+    stopped: bool = False
 
     def __call__(self, step: int, /, **values: Any) -> None:
         step = int(step)
@@ -218,12 +216,12 @@ def _check_steps(straight: _Run, life: _Run, before: _Run | None, stop: int | No
         if before is not None and before.steps[-1] == steps[-1]:
             return  # the run before was interrupted after the last step had been saved
         raise AssertionError(f"{which} reported no step")
-    unknown = [step for step in life.steps if step not in steps]
-    if unknown:
+    first = steps.index(life.steps[0]) if life.steps[0] in steps else 0
+    expected = steps[first : first + len(life.steps)]
+    if life.steps != expected:
         raise AssertionError(
-            f"{which} reported step {unknown[0]}, which the uninterrupted run has not"
+            f"{which} went through the steps {life.steps}, the uninterrupted run through {expected}"
         )
-    first = steps.index(life.steps[0])
     if before is None and first:
         raise AssertionError(
             f"a run in an empty directory began at step {life.steps[0]}, the one before at {steps[0]}: "
@@ -231,11 +229,6 @@ def _check_steps(straight: _Run, life: _Run, before: _Run | None, stop: int | No
         )
     if before is not None:
         _check_start(steps, first, before.steps[-1])
-    expected = steps[first : first + len(life.steps)]
-    if life.steps != expected:
-        raise AssertionError(
-            f"{which} went through the steps {life.steps}, the uninterrupted run through {expected}"
-        )
     last = life.steps[-1]
     if stop is not None and stop < steps[-1] == last:
         raise AssertionError(
@@ -248,15 +241,15 @@ def _check_steps(straight: _Run, life: _Run, before: _Run | None, stop: int | No
 
 def _check_start(steps: Sequence[int], first: int, stopped_at: int) -> None:
     """Checks the position among the steps at which a resumed run began."""
+    interrupted, following = f"interrupted at step {stopped_at}, train", steps.index(stopped_at) + 1
     if not first:
         raise AssertionError(
-            f"interrupted at step {stopped_at}, train began again at step {steps[0]}: nothing had been saved by then, or "
-            "it was not restored, so no resume was tested. Interrupt later (interrupt_at=), or save more often"
+            f"{interrupted} began again at step {steps[0]}: nothing had been saved by then, or it was not restored, so "
+            "no resume was tested. Interrupt later (interrupt_at=), or save more often"
         )
-    following = steps.index(stopped_at) + 1
     if first > following:
         raise AssertionError(
-            f"interrupted at step {stopped_at}, train went on at step {steps[first]}: step {steps[following]} was skipped"
+            f"{interrupted} went on at step {steps[first]}: step {steps[following]} was skipped"
         )
 
 
@@ -303,16 +296,9 @@ def _run_here(train: Train, directory: Path, stop_at: int | None) -> _Run:
 def _run_in_process(
     train: Train, directory: Path, stop_at: int | None, by: By, timeout_secs: float
 ) -> _Run:
-    """The run of ``train`` in a new interpreter, which a signal interrupts at the step ``stop_at``. An error of ``train``
-    is a RuntimeError here.
-    """
-    log = directory.with_suffix(f".{len(list(directory.parent.iterdir()))}.jsonl")
-    sent = (portable(train), str(directory), str(log), stop_at, by)
-    status = run_apart(_child, sent, "train", timeout_secs)
-    lines = log.read_text().splitlines() if log.exists() else []
-    entries: list[dict[str, Any]] = list(map(json.loads, lines))
-    if entries and "error" in entries[-1]:
-        raise RuntimeError(f"train failed in a process of its own:\n{entries[-1]['error']}")
+    """The run of ``train`` in a new interpreter, which a signal interrupts at the step ``stop_at``."""
+    sent = (portable(train), str(directory), stop_at, by)
+    status, entries = run_apart("train", _train_apart, sent, timeout_secs)
     if status != 0 and (stop_at is None or status != -signal.Signals[by]):
         raise RuntimeError(f"the process of train ended with status {status}")
     run = _run_of(entries)
@@ -321,8 +307,49 @@ def _run_in_process(
     return run
 
 
-def _child(train: Train, directory: str, log: str, stop_at: int | None, by: By) -> None:
-    """Runs in the child: trains, and writes a line for each report at once."""
+def _train_apart(write: Write, train: Train, directory: str, stop_at: int | None, by: By) -> None:
+    def stop() -> None:
+        if by == "SIGTERM":
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            os.killpg(0, signal.SIGKILL)
+
+    result = train(Path(directory), Report(stop_at, stop, write))
+    write({"final": prints_of(result)})
+
+
+def run_apart(
+    name: str, work: Callable[..., None], arguments: tuple[Any, ...], timeout_secs: float
+) -> tuple[int | None, list[dict[str, Any]]]:
+    """Calls ``work(write, *arguments)`` in a new interpreter: its exit status, and what it wrote, also if it was killed. It is
+    killed, with its process group, if it takes too long; an error there is a RuntimeError here.
+    """
+    with tempfile.TemporaryDirectory(prefix="ckpt-testing-") as directory:
+        log = Path(directory) / "log.jsonl"
+        # spawn, because JAX and TensorStore do not survive a fork
+        context = multiprocessing.get_context("spawn")
+        process = context.Process(target=_work_apart, args=(str(log), work, arguments))
+        process.start()
+        process.join(timeout_secs)
+        if process.is_alive():
+            assert process.pid is not None
+            # it has not made its process group yet, or has ended
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+            process.join()
+            raise TimeoutError(
+                f"{name} was not done after {timeout_secs:g} s in a process of its own"
+            )
+        lines = log.read_text().splitlines() if log.exists() else []
+    entries: list[dict[str, Any]] = list(map(json.loads, lines))
+    if entries and "error" in entries[-1]:
+        raise RuntimeError(f"{name} failed in a process of its own:\n{entries[-1]['error']}")
+    return process.exitcode, entries
+
+
+def _work_apart(log: str, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """Runs in the new interpreter."""
     os.setsid()
     # One write per line, so that a killed process leaves complete lines.
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -330,37 +357,11 @@ def _child(train: Train, directory: str, log: str, stop_at: int | None, by: By) 
     def write(entry: dict[str, Any]) -> None:
         os.write(file, (json.dumps(entry) + "\n").encode())
 
-    def stop() -> None:
-        if by == "SIGTERM":
-            os.kill(os.getpid(), signal.SIGTERM)
-        else:
-            os.killpg(0, signal.SIGKILL)
-
-    report = Report(stop_at, stop, write)
     try:
-        result = train(Path(directory), report)
-        write({"final": prints_of(result)})
+        work(write, *arguments)
     except BaseException:
         write({"error": traceback.format_exc()})
         raise
-
-
-def run_apart(
-    target: Callable[..., None], arguments: tuple[Any, ...], name: str, timeout_secs: float
-) -> int | None:
-    """The exit status of a new interpreter that calls ``target``; it is killed, with its process group, if that takes too long."""
-    # spawn, because JAX and TensorStore do not survive a fork
-    process = multiprocessing.get_context("spawn").Process(target=target, args=arguments)
-    process.start()
-    process.join(timeout_secs)
-    if not process.is_alive():
-        return process.exitcode
-    assert process.pid is not None
-    with suppress(ProcessLookupError):  # it has not made its process group yet, or has ended
-        os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
-    process.join()
-    raise TimeoutError(f"{name} was not done after {timeout_secs:g} s in a process of its own")
 
 
 def portable(value: Any) -> Any:

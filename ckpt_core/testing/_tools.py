@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
-import tempfile
 import threading
-import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
@@ -21,8 +18,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from ckpt_core import _adapters
-from ckpt_core._tree import Node, flatten, format_path
-from ckpt_core._tree import Path as LeafPath
+from ckpt_core._tree import Node, Path as LeafPath, flatten, format_path
 from ckpt_core._tree.leaves import is_key_dtype
 from ckpt_core.testing._prints import Prints, first_difference, prints_from
 from ckpt_core.testing._resume import portable, run_apart
@@ -105,8 +101,8 @@ def require_placement(before: Placement, after: Placement) -> None:
         if committed and now != sharding:
             pytest.fail(f"{path} was on {sharding} and came back on {now}")
         if committed != is_committed:
-            words = {True: "committed to devices", False: "uncommitted"}
-            pytest.fail(f"{path} was {words[committed]} and came back {words[is_committed]}")
+            was, now = "un" * (not committed), "un" * (not is_committed)
+            pytest.fail(f"{path} was {was}committed and came back {now}committed")
 
 
 def laid_out(state: Any) -> Any:
@@ -128,8 +124,7 @@ def abstract(tree: Any) -> Any:
     """The tree with shapes and dtypes in place of arrays."""
 
     def of(x: Any) -> Any:
-        is_array = isinstance(x, jax.Array)
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) if is_array else x
+        return jax.eval_shape(lambda: x) if isinstance(x, jax.Array) else x
 
     return jax.tree.map(of, tree)
 
@@ -165,9 +160,6 @@ def donate(arrays: Sequence[jax.Array]) -> None:
             overwrite(array).block_until_ready()
         if not array.is_deleted():
             array.delete()
-
-
-# -------------------------------------------------------------------------------------- misfits
 
 
 def misfitting_trees(subject: Any) -> Iterator[tuple[str, Any, str]]:
@@ -216,9 +208,6 @@ def _nested(leaves: Mapping[LeafPath, Any]) -> Any:
     return root
 
 
-# --------------------------------------------------------------------------------------- damage
-
-
 def damage_data(path: Path) -> None:
     """Flips a byte of every file that holds array data."""
     for file in files_below(path / "subject"):
@@ -248,21 +237,13 @@ def _flip(file: Path) -> None:
     file.write_bytes(data)
 
 
-# -------------------------------------------------------------------------------- new processes
-
-
-def call(function: Callable[..., dict[str, Prints]], *arguments: Any) -> dict[str, Prints]:
-    """The result of the function in a new interpreter; an error there is an AssertionError here, with the traceback in its message."""
-    with tempfile.TemporaryDirectory(prefix="ckpt-testing-") as directory:
-        answer = Path(directory) / "answer.json"
-        sent = (str(answer), function, *map(portable, arguments))
-        status = run_apart(_answer, sent, function.__name__, _TIMEOUT_SECS)
-        if not answer.exists():
-            raise AssertionError(f"the new process ended with status {status}")
-        found = json.loads(answer.read_text())
-    if "error" in found:
-        raise AssertionError(f"in a new process:\n{found['error']}")
-    return {name: prints_from(prints) for name, prints in found.items()}
+def call(function: Callable[..., None], *arguments: Any) -> dict[str, Prints]:
+    """What the function writes in a new interpreter."""
+    sent = tuple(map(portable, arguments))
+    status, entries = run_apart(function.__name__, function, sent, _TIMEOUT_SECS)
+    if not entries:
+        raise AssertionError(f"the new process ended with status {status}")
+    return {name: prints_from(prints) for name, prints in entries[0].items()}
 
 
 @contextmanager
@@ -277,11 +258,3 @@ def blocked(packages: Sequence[str]) -> Generator[None]:
     finally:
         for name in packages:
             del sys.modules[name]
-
-
-def _answer(answer: str, function: Callable[..., Any], *arguments: Any) -> None:
-    try:
-        found: dict[str, Any] = function(*arguments)
-    except BaseException:
-        found = {"error": traceback.format_exc()}
-    Path(answer).write_text(json.dumps(found))

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the contents of a checkpoint: leaves, pytrees, shardings.
+"""Hypothesis strategies for the contents of a checkpoint: leaves and pytrees.
 
 ::
 
@@ -25,7 +25,6 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 Shape = tuple[int, ...]
 
@@ -40,6 +39,7 @@ NUMPY_DTYPES = (*JAX_DTYPES, "int64", "uint64", "float64", "complex128")
 """Dtypes of numpy arrays."""
 
 KEY_IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg")
+_SEEDS = st.integers(0, 2**32 - 1)
 
 
 class Pair(NamedTuple):
@@ -70,16 +70,10 @@ def shapes(max_dims: int = 3, max_side: int = 4) -> st.SearchStrategy[Shape]:
 
 @st.composite
 def numpy_arrays(draw: st.DrawFn, dtype: Any = None, shape: Any = None) -> np.ndarray[Any, Any]:
-    """Numpy arrays of random bits.
-
-    Args:
-        draw: hypothesis gives it.
-        dtype: a dtype, or a strategy for one; ``dtypes()`` by default.
-        shape: a shape, or a strategy for one; ``shapes()`` by default.
-    """
+    """Numpy arrays of random bits, of a dtype and a shape or of strategies for them; by default ``dtypes()`` and ``shapes()``."""
     chosen = np.dtype(_drawn(draw, dtypes() if dtype is None else dtype))
     sides = tuple(_drawn(draw, shapes() if shape is None else shape))
-    seed = draw(st.integers(0, 2**32 - 1))  # hypothesis draws one number faster than many bytes
+    seed = draw(_SEEDS)  # hypothesis draws one number faster than many bytes
     size_bytes = math.prod(sides) * chosen.itemsize
     bits = np.frombuffer(np.random.default_rng(seed).bytes(size_bytes), np.uint8)
     if chosen.kind == "b" or "4" in chosen.name[-2:] or chosen.name.startswith("float4"):
@@ -95,12 +89,10 @@ def jax_arrays(draw: st.DrawFn, dtype: Any = None, shape: Any = None) -> jax.Arr
 
 
 @st.composite
-def keys(draw: st.DrawFn, shape: Any = None) -> jax.Array:
+def keys(draw: st.DrawFn) -> jax.Array:
     """Typed PRNG keys of every implementation, single or in arrays."""
-    key = jax.random.key(
-        draw(st.integers(0, 2**32 - 1)), impl=draw(st.sampled_from(KEY_IMPLEMENTATIONS))
-    )
-    sides = _drawn(draw, shapes(2, 2) if shape is None else shape)
+    seed, implementation = draw(_SEEDS), draw(st.sampled_from(KEY_IMPLEMENTATIONS))
+    key, sides = jax.random.key(seed, impl=implementation), draw(shapes(2, 2))
     return jax.random.split(key, sides) if sides else key
 
 
@@ -117,7 +109,7 @@ def leaves() -> st.SearchStrategy[Any]:
         st.complex_numbers(),
         st.text(max_size=8),
         st.binary(max_size=8),
-        st.integers(0, 2**32 - 1).map(np.random.default_rng),
+        _SEEDS.map(np.random.default_rng),
     )
 
 
@@ -139,19 +131,12 @@ def dict_keys() -> st.SearchStrategy[list[Any]]:
 def pytrees(
     leaves: st.SearchStrategy[Any] | None = None, max_leaves: int = 12
 ) -> st.SearchStrategy[Any]:
-    """Trees of dicts, ordered dicts, lists, tuples, NamedTuples, dataclasses and None.
-
-    Args:
-        leaves: a strategy for the leaves; ``leaves()`` of this module by default.
-        max_leaves: the maximum number of leaves.
-    """
+    """Trees of dicts, ordered dicts, lists, tuples, NamedTuples, dataclasses and None; ``leaves()`` are their leaves by default."""
     ends = st.one_of(st.none(), globals()["leaves"]() if leaves is None else leaves)
 
     def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         mappings = dict_keys().flatmap(
-            lambda names: st.tuples(*[inner] * len(names)).map(
-                lambda values: dict(zip(names, values, strict=True))
-            )
+            lambda names: st.fixed_dictionaries(dict.fromkeys(names, inner))
         )
         return st.one_of(
             mappings,
@@ -163,46 +148,6 @@ def pytrees(
         )
 
     return st.recursive(ends, containers, max_leaves=max_leaves)
-
-
-@st.composite
-def shardings(draw: st.DrawFn, shape: Shape, devices: Sequence[Any] | None = None) -> Sharding:
-    """Shardings that fit this shape: on one device, replicated, sharded, or mixed.
-
-    Args:
-        draw: hypothesis gives it.
-        shape: the shape of the array; a mesh axis shards a dimension only if it divides it.
-        devices: the devices to choose from; all by default.
-    """
-    devices = list(jax.devices() if devices is None else devices)
-    if draw(st.booleans()) and draw(st.booleans()):
-        return SingleDeviceSharding(draw(st.sampled_from(devices)))
-    count = draw(st.sampled_from([n for n in range(1, len(devices) + 1) if len(devices) % n == 0]))
-    first = draw(st.sampled_from([n for n in range(1, count + 1) if count % n == 0]))
-    start = draw(st.integers(0, len(devices) - count))
-    chosen = np.array(draw(st.permutations(devices[start : start + count])))
-    mesh = Mesh(chosen.reshape(first, count // first), ("x", "y"))
-    left = ["x", "y"]
-    spec: list[Any] = []
-    for side in shape:
-        axes = [tuple(left)] if len(left) == 2 else []
-        fitting = [
-            names
-            for names in [None, *left, *axes]
-            if names is None or side % math.prod(mesh.shape[name] for name in names) == 0
-        ]
-        names = draw(st.sampled_from(fitting))
-        spec.append(names)
-        left = [name for name in left if name not in (names or ())]
-    return NamedSharding(mesh, PartitionSpec(*spec))
-
-
-@st.composite
-def sharded_arrays(draw: st.DrawFn, dtype: Any = None, shape: Any = None) -> jax.Array:
-    """Jax arrays committed to a sharding; the number of devices divides many of their dimensions."""
-    sides = st.lists(st.sampled_from([1, 2, 4, 6, 8]), max_size=3).map(tuple)
-    array = draw(jax_arrays(dtype, sides if shape is None else shape))
-    return jax.device_put(array, draw(shardings(array.shape)))
 
 
 def _drawn(draw: st.DrawFn, value: Any) -> Any:

@@ -37,7 +37,7 @@ from ckpt_core._run.checkpointer import Checkpointer
 from ckpt_core._save import save, save_async
 from ckpt_core.testing import _tools
 from ckpt_core.testing._prints import Prints, leaves_only, prints_of
-from ckpt_core.testing._resume import assert_exact_resume
+from ckpt_core.testing._resume import Write, assert_exact_resume
 from ckpt_core.testing._tools import require_same
 
 Make = Callable[[int], Any]
@@ -82,8 +82,6 @@ class _Suite:
         """Packages that loading the checkpoint must not need; by default those of the adapter."""
         return _tools.packages_of(make(0))
 
-    # ------------------------------------------------------------------------------ round trips
-
     def test_comes_back_bit_for_bit(self, make: Make, step: Step, tmp_path: Path) -> None:
         saved, _ = self._advance(step, make(0))
         expected = prints_of(saved)
@@ -95,8 +93,7 @@ class _Suite:
         require_same(expected, prints_of(self._restored(tmp_path / "a", target)), "what came back")
 
     def test_goes_on_bit_for_bit(self, make: Make, step: Step, tmp_path: Path) -> None:
-        saved, _ = self._advance(step, make(0))
-        save(tmp_path / "a", subject=saved)
+        saved = self._save(make, step, tmp_path / "a")
         expected = self._goes_on(step, saved)
         restored = self._restored(tmp_path / "a", make(1))
         require_same(expected, self._goes_on(step, restored), "training after the restore")
@@ -113,8 +110,7 @@ class _Suite:
             require_same(expected, prints_of(subject), "what came back")
 
     def test_in_a_new_process(self, make: Make, step: Step, tmp_path: Path) -> None:
-        saved, _ = self._advance(step, make(0))
-        save(tmp_path / "a", subject=saved)
+        saved = self._save(make, step, tmp_path / "a")
         found = _tools.call(_restore_and_go_on, type(self), make, step, str(tmp_path / "a"))
         require_same(prints_of(saved), found["restored"], "what came back in a new process")
         expected = self._goes_on(step, saved)
@@ -123,8 +119,7 @@ class _Suite:
     def test_loads_without_the_framework(
         self, make: Make, step: Step, frameworks: tuple[str, ...], tmp_path: Path
     ) -> None:
-        saved, _ = self._advance(step, make(0))
-        save(tmp_path / "a", subject=saved)
+        saved = self._save(make, step, tmp_path / "a")
         found = _tools.call(_load_without, frameworks, str(tmp_path / "a"))
         expected = leaves_only(prints_of(saved))
         require_same(expected, leaves_only(found["loaded"]), f"loading without {frameworks}")
@@ -142,8 +137,6 @@ class _Suite:
                     checkpointer.save(number, subject=subject)
 
         assert_exact_resume(train, interrupt_at=(2, 3), directory=tmp_path)
-
-    # --------------------------------------------------------------------------- snapshots
 
     def test_the_snapshot_is_of_the_call(self, make: Make, step: Step, tmp_path: Path) -> None:
         subject, _ = self._advance(step, make(0))
@@ -166,8 +159,6 @@ class _Suite:
             _tools.donate(arrays)
         pending.result()
         require_same(expected, prints_of(self._restored(tmp_path / "a", make(1))), "the snapshot")
-
-    # ------------------------------------------------------------------- what is refused
 
     def test_what_does_not_fit_is_refused_before_anything_is_read(
         self, make: Make, misfits: Mapping[str, Callable[[], Any]] | None, tmp_path: Path
@@ -210,8 +201,6 @@ class _Suite:
         if not found:
             pytest.fail("a flipped byte was found in no file of the item")
 
-    # ------------------------------------------------------------------------- placement
-
     def test_committedness_is_kept(self, make: Make, step: Step, tmp_path: Path) -> None:
         save(tmp_path / "a", subject=self._advance(step, make(0))[0])
         target = make(1)
@@ -224,9 +213,8 @@ class _Suite:
     ) -> None:
         if len(jax.devices()) < 2:
             pytest.skip("there is one device only")
-        saved, _ = self._advance(step, make(0))
+        saved = self._save(make, step, tmp_path / "a")
         expected = prints_of(saved)
-        save(tmp_path / "a", subject=saved)
         target = make(1)
         if not any(array.shape for array in _tools.arrays_of(target)):
             pytest.skip("there are no jax arrays with axes in it")
@@ -241,11 +229,15 @@ class _Suite:
         again = self._restored(tmp_path / "sharded", make(1))
         require_same(expected, prints_of(again), "what was saved sharded")
 
-    # ---------------------------------------------------------------------------- the two kinds
-
     def _advance(self, step: Step, subject: Any) -> tuple[Any, Any]:
         """The object after a step, and the value to compare."""
         raise NotImplementedError
+
+    def _save(self, make: Make, step: Step, path: Path) -> Any:
+        """Saves an object after a step, and returns it."""
+        saved, _ = self._advance(step, make(0))
+        save(path, subject=saved)
+        return saved
 
     def _restored(self, path: Path, target: Any) -> Any:
         raise NotImplementedError
@@ -303,9 +295,8 @@ class InPlaceSuite(_Suite):
         require_same(expected, prints_of({**target, "more": [target["more"][0], 7]}), "the objects")
 
     def test_load_gives_a_copy_or_refuses(self, make: Make, step: Step, tmp_path: Path) -> None:
-        saved, _ = self._advance(step, make(0))
+        saved = self._save(make, step, tmp_path / "a")
         expected = prints_of(saved)
-        save(tmp_path / "a", subject=saved)
         target = make(1)
         before = prints_of(target)
         try:
@@ -384,15 +375,17 @@ class PytreeSuite(_Suite):
         return _tools.laid_out(subject)
 
 
-def _restore_and_go_on(suite: type[_Suite], make: Make, step: Step, path: str) -> dict[str, Prints]:
+def _restore_and_go_on(
+    write: Write, suite: type[_Suite], make: Make, step: Step, path: str
+) -> None:
     """Runs in a new process: restores into a new object, and continues training."""
     tests = suite()
     restored = tests._restored(Path(path), make(1))  # pyright: ignore[reportPrivateUsage]
     prints = prints_of(restored)
-    return {"restored": prints, "then": tests._goes_on(step, restored)}  # pyright: ignore[reportPrivateUsage]
+    write({"restored": prints, "then": tests._goes_on(step, restored)})  # pyright: ignore[reportPrivateUsage]
 
 
-def _load_without(frameworks: tuple[str, ...], path: str) -> dict[str, Prints]:
+def _load_without(write: Write, frameworks: tuple[str, ...], path: str) -> None:
     """Runs in a new process that cannot import the frameworks: loads without a target."""
     with _tools.blocked(frameworks):
-        return {"loaded": prints_of(load(path, item="subject"))}
+        write({"loaded": prints_of(load(path, item="subject"))})

@@ -10,15 +10,15 @@ from pathlib import Path
 from tests.support.paths import modules
 
 # Rooms with a face: one imports what their `__init__` names. Imports of other rooms that go past it; they only fall.
-# The pure rooms (`_format`, `_layout`, `_tree`, `_run.policies`), `_devices` and `_background` are shelves: one takes
+# The pure rooms (`_format`, `_layout`, `_tree`, `_run.policies`) and `_devices` are shelves: one takes
 # the module that is named for what one needs, and what does not need jax does not import it.
 PAST_THE_FACE = {
     "_directory": 2,  # hidden names of what `doctor` measures with, and mounted buckets
     "_load": 2,
     "_look": 4,
     "_read": 0,
-    "_results": 1,
-    "_run": 10,  # the command line and the report read a run without opening it; published weights take turns as it does
+    "_results": 0,
+    "_run": 9,  # the command line and the report read a run without opening it
     "_save": 4,  # a save into local directories is made of the same pieces; imports write piece by piece
     "_saved": 0,
     "_storage": 0,
@@ -31,7 +31,7 @@ PAST_THE_FACE = {
 # Module -> what of it changes while a program runs, and why that is no property of an object.
 STATE = {
     "ckpt_core._adapters": {"_registered"},  # what `ckpt.register` was given, for one program
-    "ckpt_core._background.pending": {"_at_exit", "unfinished"},  # saves that exit waits for
+    "ckpt_core._background": {"_at_exit", "unfinished"},  # saves that exit waits for
     "ckpt_core._directory.locks": {"_forking", "open_files"},  # descriptors that a child must close
     "ckpt_core._directory.object_store": {"_asked_of_conditions"},  # endpoints that were probed
     "ckpt_core._storage.location": {"_expecting"},  # a lock: answers of stores that were expected
@@ -43,7 +43,7 @@ STATE = {
     "ckpt_orbax.v1._context": {"_ACTIVE"},  # Orbax's own `with Context(...)`
     "ckpt_orbax._checkpointables": {"_GLOBAL"},  # Orbax's own global registry
     "ckpt_orbax.handlers": {"_FOR_RESTORE", "_FOR_SAVE"},  # as the registry
-    "ckpt_core.bench._measure": {"TRACE_PATH"},  # set around one measurement
+    "ckpt_core.bench._measure": {"TRACE_ROOT"},  # set around one measurement
 }
 _CHANGES = (
     r"(\.(append|add|update|pop|setdefault|clear|discard|extend|remove)\(|\[[^\]\n]*\] = |\.set\()"
@@ -120,7 +120,7 @@ def test_no_module_imports_itself_through_others() -> None:
         name: set(imported(ast.parse(file.read_text()), known, at_once=True))
         for name, file in known.items()
     }
-    assert len(graph) > 250 and circles(graph) == []
+    assert len(graph) > 200 and circles(graph) == []
 
 
 def test_a_circle_is_found() -> None:

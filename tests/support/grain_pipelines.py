@@ -11,8 +11,7 @@ import grain
 import jax
 import numpy as np
 from absl import flags
-from grain import experimental as gx
-from grain import python as gp
+from grain import experimental as gx, python as gp
 
 if not flags.FLAGS.is_parsed():
     flags.FLAGS(["tests"])  # mp_prefetch asks for a flag of Grain's

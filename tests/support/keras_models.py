@@ -16,7 +16,20 @@ import keras
 import numpy as np
 
 import ckpt_core as ckpt
+import ckpt_keras
 from tests.support.compiling import compiled_once as compiled_once  # a fixture
+
+Callback, layers = keras.callbacks.Callback, keras.layers
+OrbaxCheckpointCallback, load_model = ckpt_keras.OrbaxCheckpointCallback, ckpt_keras.load_model
+# Variable.numpy() of Keras 3.15 does not know of numpy 2's copy=
+QUIET = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+# Of Keras' own callback and Orbax: event loops left open, sharding from file.
+OF_ORBAX = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning",
+    "ignore::ResourceWarning",
+    "ignore::pytest.PytestUnraisableExceptionWarning",
+    "ignore:Sharding info not provided:UserWarning",
+)
 
 
 class Stop(keras.callbacks.Callback):
@@ -94,6 +107,11 @@ def fit(model: Any, callbacks: Sequence[Any] = (), **arguments: Any) -> Any:
     x, y = data()
     settings = {"batch_size": 8, "verbose": 0, "epochs": 1} | arguments
     return model.fit(x, y, callbacks=list(callbacks), **settings)
+
+
+def trained(model: Any, callbacks: Sequence[Any] = (), **arguments: Any) -> Any:
+    fit(model, callbacks, **arguments)
+    return model
 
 
 def goes_on(directory: Path, run: Callable[..., Any], stop: Stop) -> tuple[Any, Any]:

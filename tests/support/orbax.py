@@ -7,8 +7,7 @@ import absl.logging
 import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, Sharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, Sharding
 
 from tests.support.same_bits import is_key
 

@@ -20,9 +20,11 @@ from ckpt_torchax import shim
 shim.install()
 import torchax  # noqa: E402
 import torchax.train  # noqa: E402
-from torchax.interop import call_jax as call_jax  # noqa: E402
-from torchax.interop import jax_jit as jax_jit  # noqa: E402
-from torchax.interop import torch_view as torch_view  # noqa: E402
+from torchax.interop import (  # noqa: E402
+    call_jax as call_jax,
+    jax_jit as jax_jit,
+    torch_view as torch_view,
+)
 
 
 @contextlib.contextmanager

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import ml_dtypes
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import ckpt_core as ckpt
 from tests.support.same_bits import bits

@@ -22,9 +22,8 @@ from ckpt_core._results import RestoredStep
 from ckpt_core._run.policies.keep import StepFacts
 from ckpt_core._run.steps import Listing, RunDirectory, facts_of, stray_text
 from ckpt_core._run.tiers.judge import Misfit, Stray
-from ckpt_core._run.tiers.local import LocalTier as LocalTier
-from ckpt_core._run.tiers.local import open_local as open_local
-from ckpt_core._run.tiers.save import StepToSave as StepToSave
+from ckpt_core._run.tiers.local import LocalTier, open_local
+from ckpt_core._run.tiers.save import StepToSave
 from ckpt_core._saved import Checkpoint, NativeCheckpoint
 
 T = TypeVar("T")
@@ -129,9 +128,7 @@ class Tiers:
         return [found[step] for step in sorted(found)]
 
     def open(self, step: int) -> Checkpoint:
-        """A step with its metadata read; from the persistent directory, unless the local copy is a newer save.
-        CheckpointNotFound lists steps of both tiers.
-        """
+        """Opens a step: its persistent copy, unless the local one is a newer save. CheckpointNotFound lists both tiers."""
         step, local = check_step(step), self._local_steps()
         if self._local is None or step not in local:
             try:

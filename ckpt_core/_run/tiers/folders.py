@@ -15,6 +15,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from ckpt_core._directory import (
@@ -32,7 +33,7 @@ from ckpt_core._errors import CheckpointError, CheckpointNotFound
 from ckpt_core._exchange import Key
 from ckpt_core._format.part import Part, contains
 from ckpt_core._format.record import RECORD_FILE
-from ckpt_core._operation import logger
+from ckpt_core._operation import Event, logger, tell
 from ckpt_core._run.lease import OWNER_FILE, Lease, is_abandoned
 from ckpt_core._run.run_file import RunFile
 from ckpt_core._run.steps import RunDirectory, Steps
@@ -118,8 +119,6 @@ class Folders:
         self._leases_of_others: list[Lease] = []
         self._use = _use(root)
 
-    # ------------------------------------------------------------------------------------ look
-
     def look(self, run: RunFile) -> list[Place]:
         """The readable parts here and beside it, the own ones first; parts of histories that ``run`` has left do not count, and
         those of another number of processes are only noted.
@@ -184,12 +183,7 @@ class Folders:
 
     @contextlib.contextmanager
     def _noting(
-        self,
-        unread: dict[int, Unread],
-        path: str,
-        step: int = MAX_STEP,
-        *,
-        of_others: bool = False,
+        self, unread: dict[int, Unread], path: str, step: int = MAX_STEP, *, of_others: bool = False
     ) -> Generator[None]:
         """If the block cannot read a path, it ends; that is logged and, if nothing says that the step there is damaged, noted in
         ``unread``. What is ``of_others`` and of another user is not meant for this process.
@@ -267,8 +261,6 @@ class Folders:
     def _steps(self, folder: str) -> Steps:
         return Steps(folder, True, self.backend, self.own.names)
 
-    # ----------------------------------------------------------------------------------- write
-
     def _lease(self, folder: str) -> Lease:
         return Lease(folder, self.backend, self._persistent)
 
@@ -333,8 +325,6 @@ class Folders:
         there = copies.saved(os.path.basename(path)).token
         return Target(path, self.backend, self._options.durable, may_commit, there)
 
-    # ---------------------------------------------------------------------------------- delete
-
     def clean(self) -> None:
         """Deletes what dead writers left unfinished."""
         for steps in (self.own, *self._copies()):
@@ -385,14 +375,18 @@ class Folders:
             for path in (f"{steps.directory}/{name}" for name in names):
                 if not unwanted(step, path):
                     continue
+                event = Event(kind="deleted", path=path, step=step)
                 try:
                     self.backend.delete(path)
                 except FileNotFoundError:
-                    pass  # another process of this host deletes it, too
+                    continue  # another process of this host deletes it, too
                 except BlockingIOError:
                     logger.info("%s is being read, and stays for now", path)
+                    continue
                 except OSError as error:
                     logger.warning("could not delete %s: %s", path, error)
+                    event = replace(event, kind="delete_failed", error=error)
+                tell(event, self._options.on_event)
 
     def discard_leftovers(self, *, of_others: bool) -> None:
         """Deletes the folders that dead processes of this run left beside this one, if others ran on this host before. Live

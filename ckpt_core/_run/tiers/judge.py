@@ -34,8 +34,6 @@ _SOURCES = 3
 Partners = Literal["host"] | Callable[[int, int], int] | None
 """``Options.partners``."""
 
-# ---------------------------------------------------------------------- which steps are whole
-
 
 class Seen(NamedTuple):
     """A part in a local directory that a process can read."""
@@ -229,9 +227,6 @@ def _indices(runs: Runs) -> Iterator[int]:
     return (n for first, last in runs for n in range(first, last + 1))
 
 
-# ------------------------------------------------------------------------------------ copies
-
-
 ChosenPartner = int | Literal["host"] | None
 """What one process says of its partner: its index, or that it is to be one on the next machine, or none."""
 
@@ -291,9 +286,6 @@ def judge_copies(reports: Sequence[Any]) -> tuple[bool, bool]:
     """
     states = {state for state, _, _ in reports}
     return "busy" not in states, states == {"done"} and len({*map(tuple, reports)}) == 1
-
-
-# -------------------------------------------------------------- after a restore that failed
 
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})

@@ -50,9 +50,7 @@ T = TypeVar("T")
 
 
 def open_local(given: str | os.PathLike[str], directory: RunDirectory) -> LocalTier:
-    """The local tier of a run; all processes must call it. Raises ValueError or OSError if this process cannot have its steps
-    there; the others hear of it.
-    """
+    """A run's local tier; all processes must call it. If this one cannot have steps there, it raises and all hear of it."""
     processes, root, refusal = directory.processes, "", None
     try:
         root = local_root(given, directory.path)

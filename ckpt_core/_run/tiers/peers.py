@@ -63,8 +63,6 @@ _VERIFY_BYTES = 256 * MIB
 Pieces = Callable[[int], Iterator[bytes]]
 """The content of a file of a part, block by block: 0 is ckpt.json, then come its files by name."""
 
-# ----------------------------------------------------------------------------------------- peers
-
 
 @dataclass(frozen=True)
 class Peers:
@@ -300,9 +298,6 @@ def _strangers(introduced: Sequence[_Introduced]) -> str:
                 "name a file with the same bytes on each host"
             )
     return ""
-
-
-# ----------------------------------------------------------------------------------------- fetch
 
 
 def bring(key: Key, pieces: Pieces, target: Target) -> None:

@@ -3,7 +3,7 @@
 The part of a step that one process wrote is of use for another if both hold the same: the same regions of all distributed
 arrays, and equal values of all else, numbers, text, numpy arrays, arrays bound to no device. The state of a data pipeline
 belongs to one process, but it is small: processes that hold the same form blocks of eight at most, and each writes the
-states of its whole block. A block is spread over the job, so that its processes are on as many hosts.
+states of its block. A block is spread over the job: its processes are on different hosts.
 """
 
 from __future__ import annotations

@@ -12,9 +12,8 @@ it meets an NNX object. Three functions are for the user:
 """
 
 try:
-    from ckpt_flax_nnx._abstract import abstract, restore_or_init
+    from ckpt_flax_nnx._abstract import abstract, like_params, restore_or_init
     from ckpt_flax_nnx._adapter import ADAPTER, NNXAdapter
-    from ckpt_flax_nnx._like_params import like_params
 except ModuleNotFoundError as error:
     _missing = (error.name or "").partition(".")[0]
     if _missing not in ("flax", "optax"):

@@ -1,28 +1,29 @@
-"""The adapter: gets and sets the state of Grain iterators, and compares their pipelines."""
+"""The adapter: gets and sets the state of Grain iterators, compares their pipelines, and proves their resume.
+
+It corrects Grain's states: types that JSON loses, and workers that have not started.
+"""
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import warnings
 import weakref
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
 
 import grain
+import jax
 import numpy as np
 from grain import experimental as grain_experimental
 
 from ckpt_core import CheckpointError, Mismatch, StructureMismatch, UnsupportedLeaf
-from ckpt_grain import _pipeline, _repair
-from ckpt_grain._proof import Proven
+from ckpt_grain import _pipeline
 
 IteratorT = TypeVar("IteratorT")
 
-_ITERATORS = (
-    grain.DatasetIterator,
-    grain.DataLoaderIterator,
-    grain_experimental.ElasticIterator,
-)
+_ITERATORS = (grain.DatasetIterator, grain.DataLoaderIterator, grain_experimental.ElasticIterator)
 # Not iterators: accepted only so that the error can say what to pass instead.
 _PIPELINES = (grain.MapDataset, grain.IterDataset, grain.DataLoader)
 
@@ -69,7 +70,7 @@ class GrainAdapter:
 
     def get_position(self, obj: Any, /) -> dict[str, Any]:
         """Where the iterator stands: no description of the pipeline, no proof."""
-        state = _repair.forget_unstarted(_unwrapped(obj), obj.get_state())
+        state = _forget_unstarted(_unwrapped(obj), obj.get_state())
         # A deep copy, because Grain returns objects that it still uses.
         return {"grain": copy.deepcopy(state), "pipeline": None}
 
@@ -84,7 +85,7 @@ class GrainAdapter:
         if isinstance(obj, Proven):
             self._set_proven(obj, state)
             return
-        _repair.let_go_of_workers(obj, state["grain"])
+        _let_go_of_workers(obj, state["grain"])
         # A deep copy, because Grain keeps the state and changes it later.
         obj.set_state(copy.deepcopy(state["grain"]))
         # The first elements are then produced while the arrays are being read.
@@ -113,7 +114,7 @@ class GrainAdapter:
         """The state in a file of Grain's own handler, with the types that JSON lost restored."""
         if isinstance(obj, grain.DataLoaderIterator):
             return {"grain": text.encode(), "pipeline": None}
-        return {"grain": _repair.after_json(json.loads(text)), "pipeline": None}
+        return {"grain": _after_json(json.loads(text)), "pipeline": None}
 
     def ignore_pipeline_changes(self, obj: IteratorT) -> IteratorT:
         """Marks an iterator so that ``set_state`` compares process counts only; returns it."""
@@ -199,3 +200,152 @@ def _as_json(value: Any) -> Any:
 
 ADAPTER = GrainAdapter()
 """The entry point ``ckpt_core.adapters: grain`` refers to this object."""
+
+
+T = TypeVar("T")
+_END = object()
+
+
+class Proven(grain.DatasetIterator[T], Generic[T]):
+    """An iterator with a look ahead: a save digests the pipeline's next element, and keeps it for ``next``."""
+
+    def __init__(self, iterator: Any) -> None:
+        super().__init__()
+        self.iterator = iterator
+        self._ahead: tuple[Any, Any] | None = None
+
+    def __next__(self) -> T:
+        if self._ahead is None:
+            return next(self.iterator)
+        _, element = self._ahead
+        if element is _END:
+            raise StopIteration
+        self._ahead = None
+        return element
+
+    def peek(self, position_of: Callable[[Any], Any]) -> tuple[Any, str]:
+        """The position before the next element, and the digest of that element."""
+        if self._ahead is None:
+            position = position_of(self.iterator)
+            self._ahead = position, next(self.iterator, _END)
+        position, element = self._ahead
+        return position, "end" if element is _END else _digest(element)
+
+    def forget(self) -> None:
+        """Drops the element that was looked at, because the position has changed."""
+        self._ahead = None
+
+    def get_state(self) -> Any:
+        """Grain's state of the wrapped iterator, before the next element."""
+        return self.iterator.get_state() if self._ahead is None else self._ahead[0]["grain"]
+
+    def set_state(self, state: Any) -> None:
+        """Sets the wrapped iterator to a Grain state, without a check."""
+        self.forget()
+        self.iterator.set_state(state)
+
+    def start_prefetch(self) -> None:
+        """Calls the wrapped iterator's method, if it has one."""
+        if hasattr(self.iterator, "start_prefetch"):
+            self.iterator.start_prefetch()
+
+    def close(self) -> None:
+        """Closes the wrapped iterator."""
+        getattr(self.iterator, "_iterator", self.iterator).close()
+
+
+def _digest(element: Any) -> str:
+    """SHA-256 of an element: its structure, and type, shape and bytes of its leaves."""
+    found = hashlib.sha256()
+    leaves, _ = jax.tree_util.tree_flatten_with_path(element)
+    for path, leaf in leaves:
+        value = leaf if isinstance(leaf, (str, bytes)) else np.asarray(leaf)
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            what, data = f"{value.dtype} {value.shape}", value.tobytes()
+        else:
+            what, data = type(leaf).__name__, repr(leaf).encode(errors="surrogatepass")
+        found.update(f"{jax.tree_util.keystr(path)} {what} {len(data)}\n".encode() + data)
+    return found.hexdigest()[:32]
+
+
+_SUB_STATES = "iterators_in_use_states"
+"""The key under which an interleaving iterator (``mp_prefetch`` makes one) stores its parts."""
+
+
+def _forget_unstarted(obj: Any, state: Any) -> Any:
+    """The state of ``obj`` with empty states, which mean the beginning, for workers that have not started. Until a worker
+    of ``mp_prefetch`` has returned an element, Grain takes its state from the main process, which does not know the
+    worker's part. With few files that state points outside of the part, and the restored iterator fails.
+    """
+    unstarted = {
+        id(worker._state)
+        for interleave in _interleaves(obj)
+        for worker in interleave._iterators_in_use
+        if _runs_in_another_process(worker)
+        and getattr(worker, "_next_index", None) == 0
+        and getattr(worker, "_state", None)
+    }
+    return _without(state, unstarted) if unstarted else state
+
+
+def _let_go_of_workers(obj: Any, state: Any) -> None:
+    """Closes the workers of ``obj`` if a state is empty: running ones would ignore it and keep their position."""
+    if not _holds_empty(state):
+        return
+    for interleave in _interleaves(obj):
+        for worker in interleave._iterators_in_use:
+            if worker is not None:
+                worker.close()
+        interleave._iterators_in_use = [None] * len(interleave._iterators_in_use)
+
+
+def _after_json(state: Any) -> Any:
+    """A state from Grain's own file, with the tuples and int keys that JSON cannot represent."""
+    if isinstance(state, list):
+        return [_after_json(item) for item in state]
+    if not isinstance(state, dict):
+        return state
+    fixed = {key: _after_json(value) for key, value in state.items()}
+    if {"remainder_slices", "elements_from_buffer_after_checkpoint"} <= fixed.keys():
+        # ConcatThenSplit compares with tuples: it takes a list for a remainder that does not exist.
+        slices = fixed["remainder_slices"]
+        fixed["remainder_slices"] = {key: tuple(value) for key, value in slices.items()}
+    if isinstance(fixed.get("future_states"), dict):
+        fixed["future_states"] = {int(key): value for key, value in fixed["future_states"].items()}
+    return fixed
+
+
+def _interleaves(obj: Any) -> Iterator[Any]:
+    """The interleaving iterators of a pipeline that runs in this process."""
+    stack = [obj]
+    while stack:
+        iterator = stack.pop()
+        if hasattr(iterator, "_iterators_in_use"):
+            yield iterator
+        if isinstance(iterator, grain.DatasetIterator):
+            stack.extend(getattr(iterator, "_parents", ()))
+
+
+def _runs_in_another_process(worker: Any) -> bool:
+    # A thread of this process receives the elements from the other process.
+    source = getattr(worker, "_maybe_nonnative_parent", worker)
+    return hasattr(source, "_iter_parent")
+
+
+def _without(node: Any, unstarted: set[int]) -> Any:
+    if isinstance(node, dict):
+        return {
+            key: [{} if id(sub) in unstarted else sub for sub in value]
+            if key == _SUB_STATES
+            else _without(value, unstarted)
+            for key, value in node.items()
+        }
+    return [_without(child, unstarted) for child in node] if isinstance(node, list) else node
+
+
+def _holds_empty(node: Any) -> bool:
+    if isinstance(node, dict):
+        if any(sub == {} for sub in node.get(_SUB_STATES, ())):
+            return True
+        return any(_holds_empty(child) for child in node.values())
+    return isinstance(node, list) and any(_holds_empty(child) for child in node)

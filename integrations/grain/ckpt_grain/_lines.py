@@ -198,9 +198,6 @@ def _is_of_grain(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] == "grain"
 
 
-# ------------------------------------------------------------------------- lists in sources
-
-
 def _lists_in(source: Any, depth: int = 3, given: bool = True) -> Iterator[str]:
     """The lists of texts and numbers that a source is or holds, as texts, also those of a source in it. A list of numbers
     counts if the constructor was given it: use may fill others. Records are left to ``with_proof``: programs keep in them
@@ -222,9 +219,6 @@ def _lists_in(source: Any, depth: int = 3, given: bool = True) -> Iterator[str]:
             if hasattr(type(value), "__getitem__"):
                 given = name.lstrip("_") in parameters
                 yield from (f"{name}: {text}" for text in _lists_in(value, depth - 1, given))
-
-
-# ------------------------------------------------------------------------- settings as text
 
 
 def _setting(value: Any, *, is_source: bool = False) -> str:

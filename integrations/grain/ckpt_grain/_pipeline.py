@@ -15,8 +15,7 @@ from typing import Any
 import grain
 import jax
 import numpy as np
-from grain import experimental as grain_experimental
-from grain import python as grain_python
+from grain import experimental as grain_experimental, python as grain_python
 
 from ckpt_core import Mismatch, StructureMismatch
 from ckpt_grain._lines import ADDRESS, QUOTED, Lines, digest_of, is_elastic, loader_of

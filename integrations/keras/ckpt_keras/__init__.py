@@ -16,17 +16,21 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ckpt_keras._adapter import ADAPTER as ADAPTER
-from ckpt_keras._adapter import KerasAdapter as KerasAdapter
-from ckpt_keras._adapter import import_keras as _import_keras
+from ckpt_keras._adapter import (
+    ADAPTER as ADAPTER,
+    KerasAdapter as KerasAdapter,
+    import_keras as _import_keras,
+)
 
 if TYPE_CHECKING:
     from ckpt_keras._callback import OrbaxCheckpointCallback as OrbaxCheckpointCallback
-    from ckpt_keras._directory import KerasCheckpointManager as KerasCheckpointManager
-    from ckpt_keras._directory import KerasOrbaxCheckpointManager as KerasOrbaxCheckpointManager
-    from ckpt_keras._directory import load_model as load_model
-    from ckpt_keras._directory import restore as restore
-    from ckpt_keras._directory import save as save
+    from ckpt_keras._directory import (
+        KerasCheckpointManager as KerasCheckpointManager,
+        KerasOrbaxCheckpointManager as KerasOrbaxCheckpointManager,
+        load_model as load_model,
+        restore as restore,
+        save as save,
+    )
 
 __all__ = [
     "ADAPTER",

@@ -148,9 +148,7 @@ def _leaves(node: Any) -> Iterator[Slot]:
 
 
 def value_of(variable: Any) -> Any:
-    """The array of a variable, or CheckpointError if an interrupted step took it away; on other backends than JAX a copy,
-    because they write in place.
-    """
+    """The array of a variable, a copy on backends that write in place; CheckpointError if an interrupted step took it."""
     if not on_jax():
         return np.array(import_keras().ops.convert_to_numpy(variable.value))
     if variable._value is None:  # a deleted array still tells its shape to a restore
@@ -170,9 +168,6 @@ def is_lost(variable: Any) -> bool:
 
 def _is_layer(obj: Any) -> bool:
     return isinstance(obj, import_keras().layers.Layer)
-
-
-# -------------------------------------------------------- Keras, imported late, and its backend
 
 
 def import_keras() -> Any:

@@ -165,8 +165,6 @@ def _reads_ahead() -> bool:
     return jax.default_backend() != "cpu" and keras.distribution.distribution() is None
 
 
-# ------------------------------------------------------------------- what a PyDataset keeps
-
 MOST_BYTES = 16 << 20
 """No step holds a larger order."""
 

@@ -254,9 +254,6 @@ def _one_checkpoint(path: Path) -> CheckpointInfo | None:
     return info if info.items else None
 
 
-# ------------------------------------------------------------------------------ custom training loops
-
-
 class KerasCheckpointManager:
     """Saves and restores a model by epoch in a directory of steps.
 

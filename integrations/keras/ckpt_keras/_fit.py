@@ -345,9 +345,7 @@ def _learning_rate(model: Any) -> float | None:
 
 @contextlib.contextmanager
 def _refilled(model: Any) -> Generator[None]:
-    """Inside the block variables that an interrupted step left without arrays have some, for a restore to replace;
-    CheckpointError if it does not replace all.
-    """
+    """Gives variables that an interrupted step left empty some arrays; CheckpointError if the block replaces not all."""
     of_optimizer = getattr(model.optimizer, "variables", ())
     every = (*model.variables, *of_optimizer, *model.metrics_variables) if on_jax() else ()
     lost = [variable for variable in every if is_lost(variable)]
@@ -362,9 +360,6 @@ def _refilled(model: Any) -> Generator[None]:
             variable._value = None
     for variable in left:
         value_of(variable)
-
-
-# ---------------------------------------------------------------------------- averaged weights
 
 
 class Averages:

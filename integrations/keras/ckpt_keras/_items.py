@@ -132,9 +132,6 @@ def restore_with(
         return restore(items={**targets, **(others or {})}, **arguments)
 
 
-# ---------------------------------------------------------------------------------- configuration
-
-
 class ConfigItem:
     """A model's description as an item of a step: each save writes it anew, no restore sets it."""
 

@@ -103,9 +103,6 @@ def _by_collection(entries: Iterable[Named]) -> dict[str, list[Named]]:
     return groups
 
 
-# --------------------------------------------------------------------------------------- weights
-
-
 def _align_weights(saved: Sequence[Named], wanted: Sequence[Named], counted: Set[str]) -> Names:
     """Matches weights and random state; freezing moves a variable between collections."""
     saved, wanted = ([one for one in side if _is_weight(one.path)] for side in (saved, wanted))
@@ -189,9 +186,6 @@ def _whole_path(entry: Named) -> Parts:
     return (*whole, *owners, last)
 
 
-# ------------------------------------------------------------------------- optimizers and metrics
-
-
 @dataclass(frozen=True)
 class SlotName:
     """What the name of an optimizer's variable says: ``adam/dense_kernel_momentum``, or ``adafactor/kernel@c.dense.kernel``
@@ -269,8 +263,6 @@ def _align_metrics(
     return names if fits and len(names) == len(old) == len(new) else None
 
 
-# ---------------------------------------------------------------------------------------- rename=
-
 Table = Sequence[tuple[str, str]]
 
 
@@ -323,9 +315,6 @@ def _renamed(path: str, table: Table, root: Parts) -> str:
     return path
 
 
-# ------------------------------------------------------------- names that a configuration has lost
-
-
 def names_by_order(
     saved: Sequence[Any], wanted: Sequence[Named], *, lost: Set[Parts], counted: Set[str]
 ) -> Names:
@@ -352,9 +341,6 @@ def _may_be(path: str, entry: Named, lost: Set[Parts], counted: Set[str]) -> boo
     names = enumerate(_without_numbers(whole, counted))
     known = [None if at == 0 or whole[1 : at + 1] in lost else name for at, name in names]
     return embeds(_without_numbers(_layers(split(inside(path))), counted), known)
-
-
-# ------------------------------------------------------------------------- names and their numbers
 
 
 def inside(path: str) -> str:
@@ -384,9 +370,6 @@ def within_one(paths: Iterable[Parts]) -> Parts:
     """The first name, if all paths share it (seed generators aside); else empty."""
     first = {parts[0] for parts in paths if len(parts) > 2}
     return tuple(first) if len(first) == 1 else ()
-
-
-# ----------------------------------------------------------------------------------- numbers
 
 
 def pattern(parts: Sequence[str], counted: Set[str]) -> Pattern:

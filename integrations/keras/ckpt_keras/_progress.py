@@ -107,9 +107,6 @@ class OfProcess:
         self.state, self.count = state["state"], int(state["processes"])
 
 
-# ------------------------------------------------------------------------------ random state
-
-
 _OF_NUMPY = ("name", "keys", "position", "has_gauss", "gauss")
 
 
@@ -138,9 +135,6 @@ def set_random_state(state: dict[str, Any]) -> None:
     saved = state["python"]
     words = tuple(map(int, saved["words"]))
     random.setstate((int(saved["version"]), words, saved["gauss_next"]))
-
-
-# ------------------------------------------------------------------------ an interrupted epoch
 
 
 @dataclass(frozen=True)
@@ -184,8 +178,6 @@ def _amount(done: int, batches: Batches) -> str:
     size = "" if batches.size is None else f" of {batches.size} samples"
     return f"{done}{of} batches{size}"
 
-
-# ------------------------------------------------------------------------------ other callbacks
 
 _PLAIN = (bool, int, float, str, bytes, np.generic, type(None))
 

@@ -211,9 +211,6 @@ def _of_metrics(model: Any) -> dict[int, str]:
     }
 
 
-# ------------------------------------------------------------- names that Keras numbers, or loses
-
-
 def numbered(part: str, counted: Set[str]) -> tuple[str, int | None]:
     """A part of a path without its number, and the number: 0 for the first, which has none; None if Keras counts no such."""
     found = _COUNTED.fullmatch(part)

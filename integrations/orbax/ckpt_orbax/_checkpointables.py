@@ -101,9 +101,7 @@ FORMS = (PyTreeHandler, JsonHandler)
 
 
 class CheckpointableHandlerRegistry:
-    """Classes of handlers in the order of their registration, each for one name, or None for any object; the last one that
-    fits is taken.
-    """
+    """Classes of handlers as registered, each for one name or, for None, any object; the last one that fits is taken."""
 
     def __init__(self, entries: Iterable[tuple[Any, str | None]] = ()) -> None:
         self._entries: dict[Any, Any] = {}

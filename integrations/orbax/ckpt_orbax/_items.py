@@ -22,9 +22,8 @@ from ckpt_orbax._handler_files import (
     with_directory,
     written,
 )
-from ckpt_orbax._leaves import converted, is_leaf
+from ckpt_orbax._leaves import converted, is_empty, is_leaf, leaves_of, path_text, plain
 from ckpt_orbax._paths import as_path, kind_at
-from ckpt_orbax._plain import is_empty, leaves_of, path_text, plain
 from ckpt_orbax._refused import not_offered
 from ckpt_orbax._targets import restored_tree
 from ckpt_orbax.args import ArrayRestore, Composite, JsonRestore, PyTreeRestore

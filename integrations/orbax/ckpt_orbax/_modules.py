@@ -1,15 +1,17 @@
 """Modules that have another name in Orbax, for the two APIs to pass on."""
 
-from ckpt_orbax import _checkpointables as handlers
-from ckpt_orbax import _errors as errors
-from ckpt_orbax import _leaves as arrays
-from ckpt_orbax import _lone_names as emergency
-from ckpt_orbax import _lone_names as pathways
-from ckpt_orbax import _lone_names as test_utils
-from ckpt_orbax import checkpoint_managers as preservation_policies
-from ckpt_orbax import checkpoint_managers as save_decision_policies
-from ckpt_orbax import handlers as checkpoint_args
-from ckpt_orbax import tree as transform_utils
+from ckpt_orbax import (
+    _checkpointables as handlers,
+    _errors as errors,
+    _leaves as arrays,
+    _lone_names as emergency,
+    _lone_names as pathways,
+    _lone_names as test_utils,
+    checkpoint_managers as preservation_policies,
+    checkpoint_managers as save_decision_policies,
+    handlers as checkpoint_args,
+    tree as transform_utils,
+)
 
 __all__ = [
     "arrays",

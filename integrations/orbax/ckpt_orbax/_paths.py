@@ -61,9 +61,7 @@ def exists(path: Any) -> bool:
 
 
 def refuse_another_series(directory: str, prefix: str | None) -> None:
-    """Raises NotOffered in a directory of a file system with steps of another prefix: to Orbax and Flax those are another
-    series, with retention of its own, and to ckpt a directory is one run.
-    """
+    """NotOffered in a directory with steps of another prefix: for ckpt one directory is one run."""
     if "://" in directory or kind_at(directory) != "directory":
         return
     for name in sorted(os.listdir(directory)):

@@ -63,9 +63,7 @@ _PACKAGES = ("emergency", "experimental", "path", "v1")
 
 
 def offer(package: str) -> None:
-    """Makes modules importable by each name that a package has for them, as Orbax does, and has all answer unknown names and
-    arguments.
-    """
+    """Makes modules importable by all their names in a package, as Orbax does, with answers to unknown names."""
     inside, places = f"{package}.", [package]
     for place in places:  # which grows meanwhile
         for name, module in vars(sys.modules[place]).items():

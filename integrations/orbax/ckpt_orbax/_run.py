@@ -85,8 +85,6 @@ class Run:
         if metadata is not None and self.engine.run_metadata is None:
             self.engine.write_run_metadata(metadata)
 
-    # -------------------------------------------------------------------------------------- saves
-
     def should_save(self, step: int) -> bool:
         """Whether a step is newer than all others, and the policy wants it."""
         return step > max(self.begun(), default=step - 1) and self.engine.should_save(step)
@@ -184,8 +182,6 @@ class Run:
             self.engine.delete(step)
         finally:
             self.look()
-
-    # -------------------------------------------------------------------------------------- steps
 
     def look(self, *, light: bool = True) -> None:
         """Lists the directory again at the next question; from then on with all of each step if not ``light``."""

@@ -20,12 +20,17 @@ from ckpt_orbax._leaves import (
     PLACEHOLDER,
     ZEROS,
     AbstractArray,
+    Path,
     as_sharding,
+    filled,
     is_abstract_leaf,
     is_leaf,
+    leaves_of,
+    orbax_form,
+    path_text,
+    plain,
     saved_dtype,
 )
-from ckpt_orbax._plain import Path, filled, leaves_of, orbax_form, path_text, plain
 from ckpt_orbax._refused import not_offered
 from ckpt_orbax.args import PyTreeRestore, StandardRestore
 from ckpt_orbax.checkpoint_utils import python_type

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt_orbax import handlers
-from ckpt_orbax.handlers import CheckpointArgs as CheckpointArgs
-from ckpt_orbax.handlers import register_with_handler as register_with_handler
+from ckpt_orbax.handlers import (
+    CheckpointArgs as CheckpointArgs,
+    register_with_handler as register_with_handler,
+)
 
 
 @register_with_handler(handlers.CompositeCheckpointHandler, for_save=True, for_restore=True)

@@ -13,22 +13,31 @@ from ckpt_core.arguments import an, answering
 from ckpt_orbax import multihost
 from ckpt_orbax._errors import StepAlreadyExistsError as StepAlreadyExistsError
 from ckpt_orbax._items import ItemHandlers, items_to_save, restored_item, restored_items
-from ckpt_orbax._options import CheckpointManagerOptions as CheckpointManagerOptions
-from ckpt_orbax._options import engine_options, preservation_policy, save_policy
+from ckpt_orbax._options import (
+    CheckpointManagerOptions as CheckpointManagerOptions,
+    engine_options,
+    preservation_policy,
+    save_policy,
+)
 from ckpt_orbax._paths import as_path, as_text
 from ckpt_orbax._refused import refuse_logger
 from ckpt_orbax._run import Run
 from ckpt_orbax.args import CheckpointArgs, Composite
 from ckpt_orbax.checkpoint_managers import Step
-from ckpt_orbax.checkpointers import AsyncCheckpointer
-from ckpt_orbax.checkpointers import Checkpointer as Checkpointer
+from ckpt_orbax.checkpointers import AsyncCheckpointer, Checkpointer as Checkpointer
 from ckpt_orbax.handlers import is_args
-from ckpt_orbax.metadata import RootMetadata as RootMetadata
-from ckpt_orbax.metadata import StepMetadata as StepMetadata
-from ckpt_orbax.metadata import described_step, described_tree, is_metrics
-from ckpt_orbax.options import AsyncOptions as AsyncOptions
-from ckpt_orbax.options import FileOptions as FileOptions
-from ckpt_orbax.options import MultiprocessingOptions as MultiprocessingOptions
+from ckpt_orbax.metadata import (
+    RootMetadata as RootMetadata,
+    StepMetadata as StepMetadata,
+    described_step,
+    described_tree,
+    is_metrics,
+)
+from ckpt_orbax.options import (
+    AsyncOptions as AsyncOptions,
+    FileOptions as FileOptions,
+    MultiprocessingOptions as MultiprocessingOptions,
+)
 from ckpt_orbax.path.step import checkpoint_steps, standard_name_format
 
 DEFAULT_ITEM_NAME = "default"
@@ -116,8 +125,6 @@ class CheckpointManager:
         callback = None if options is None else options.post_finalization_callback
         if callback is not None and event.kind == "committed":
             threading.Thread(target=callback, name="ckpt-post-finalization").start()
-
-    # -------------------------------------------------------------------------------------- steps
 
     @property
     def directory(self) -> Any:
@@ -211,8 +218,6 @@ class CheckpointManager:
             what = f"{path.parent}: no step {step}; there are: {held}"
             raise ckpt.CheckpointNotFound(what) from error
 
-    # -------------------------------------------------------------------------------------- saves
-
     def should_save(self, step: int) -> bool:
         """Whether ``save`` would save this step; with several processes, all must call it."""
         return not self._options.read_only and self._run.should_save(step)
@@ -290,8 +295,6 @@ class CheckpointManager:
         if not self._run.running():
             self._run.engine.wait_until_finished()
 
-    # ----------------------------------------------------------------------------------- restores
-
     @answering
     def restore(
         self,
@@ -355,8 +358,6 @@ class CheckpointManager:
                 else "Must provide `args` of type `Composite` when dealing with multiple checkpointable "
                 "objects. Write args=ocp.args.Composite(state=...)"
             )
-
-    # -------------------------------------------------------------------------- deletions, the end
 
     def delete(self, step: int) -> None:
         """Deletes a step, or moves it to ``todelete_subdir``; nothing with ``read_only``.

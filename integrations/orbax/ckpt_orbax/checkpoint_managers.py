@@ -42,9 +42,6 @@ Kept = Sequence[bool]
 """For each checkpoint, oldest first, whether it stays."""
 
 
-# ------------------------------------------------------------------------------------ what to keep
-
-
 @dataclass(kw_only=True)
 class PreservationContext:
     """What a policy knows besides the steps: nothing yet, as in Orbax."""
@@ -190,9 +187,6 @@ def _spaced(values: Sequence[Any], interval: Any) -> list[int]:
         if not kept or value - values[kept[-1]] >= interval:
             kept.append(position)
     return kept
-
-
-# ------------------------------------------------------------------------------------ when to save
 
 
 @dataclass(kw_only=True)

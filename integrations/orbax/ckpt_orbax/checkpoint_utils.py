@@ -11,8 +11,7 @@ import numpy as np
 
 import ckpt_core as ckpt
 from ckpt_orbax import multihost
-from ckpt_orbax._leaves import PLACEHOLDER as PLACEHOLDER
-from ckpt_orbax._leaves import as_sharding, is_key
+from ckpt_orbax._leaves import PLACEHOLDER as PLACEHOLDER, as_sharding, is_key
 from ckpt_orbax._paths import as_text
 from ckpt_orbax.metadata import ArrayMetadata, ScalarMetadata, StringMetadata, tree_in
 from ckpt_orbax.path.step import checkpoint_steps

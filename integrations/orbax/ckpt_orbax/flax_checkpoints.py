@@ -18,8 +18,8 @@ from typing import Any
 
 import ckpt_core as ckpt
 from ckpt_core.arguments import an, answering
+from ckpt_orbax._leaves import leaves_of, path_text, plain
 from ckpt_orbax._paths import as_text, kind_at, refuse_another_series
-from ckpt_orbax._plain import leaves_of, path_text, plain
 from ckpt_orbax._refused import not_offered, refusing
 from ckpt_orbax._targets import saved_leaves
 from ckpt_orbax.checkpoint_utils import construct_restore_args

@@ -14,9 +14,8 @@ import numpy as np
 
 import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo, ItemInfo, LeafInfo
-from ckpt_orbax._leaves import ZEROS, AbstractArray, saved_dtype
+from ckpt_orbax._leaves import ZEROS, AbstractArray, orbax_form, saved_dtype
 from ckpt_orbax._paths import ABSENT, as_path, as_text
-from ckpt_orbax._plain import orbax_form
 
 Tree = TypeVar("Tree")
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import process_count as process_count
-from jax import process_index as process_index
+from jax import process_count as process_count, process_index as process_index
 from jax.experimental import multihost_utils
 
 from ckpt_orbax._refused import not_offered

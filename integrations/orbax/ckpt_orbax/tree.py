@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from ckpt_orbax._plain import filled, key_name, leaves_of, one_level
+from ckpt_orbax._leaves import filled, key_name, leaves_of, one_level
 
 
 def to_flat_dict(

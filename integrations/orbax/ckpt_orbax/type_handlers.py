@@ -9,8 +9,7 @@ from typing import Any
 
 import jax
 
-from ckpt_orbax._leaves import PLACEHOLDER as PLACEHOLDER
-from ckpt_orbax._leaves import as_sharding
+from ckpt_orbax._leaves import PLACEHOLDER as PLACEHOLDER, as_sharding
 from ckpt_orbax._refused import not_offered
 
 

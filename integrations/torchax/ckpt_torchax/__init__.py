@@ -20,12 +20,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ckpt_torchax._adapter import ADAPTER as ADAPTER
-    from ckpt_torchax._adapter import TorchAdapter as TorchAdapter
-    from ckpt_torchax._fill import load_into as load_into
-    from ckpt_torchax._fill import to_torch as to_torch
-    from ckpt_torchax._weights import export_file as export_file
-    from ckpt_torchax._weights import import_file as import_file
+    from ckpt_torchax._adapter import ADAPTER as ADAPTER, TorchAdapter as TorchAdapter
+    from ckpt_torchax._fill import load_into as load_into, to_torch as to_torch
+    from ckpt_torchax._weights import export_file as export_file, import_file as import_file
 
 _HOMES = {
     "ADAPTER": "_adapter",

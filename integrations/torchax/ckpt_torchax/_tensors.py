@@ -54,9 +54,7 @@ def read_shape(tensor: Any, where: str) -> Any:
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A writable tensor of the same kind; None for kinds that torch does not copy. A torchax tensor's array is shared,
-    because it is replaced and never written to.
-    """
+    """A writable copy, None for kinds torch does not copy. Torchax's array is shared: it is replaced, not written to."""
     if _torchax.is_jax(tensor):
         return _torchax.parameter_or_tensor(cast(Any, tensor).jax(), tensor)
     with plain_torch():
@@ -123,8 +121,6 @@ def tensors_of(tree: Any, like: Any = None) -> Any:
 
     return map_tree(change, tree)
 
-
-# ------------------------------------------------------------------------- tensors on the CPU
 
 Array = np.ndarray[Any, Any]
 

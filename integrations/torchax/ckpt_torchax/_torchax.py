@@ -47,9 +47,7 @@ def is_environment_class(cls: type) -> bool:
 
 
 class Filling(torch.nn.Module):
-    """A target that receives the loaded state of the module ``inside``; the caller then sets the state. It is a torch
-    module so that the adapter accepts it.
-    """
+    """A target for the loaded state of ``inside``, which the caller sets. As a torch module it passes the adapter."""
 
     state: Any = None
 
@@ -105,9 +103,6 @@ def require(purpose: str) -> Any:
         f"torchax is needed {purpose}, and is not imported: write `import torchax` first",
         name="torchax",
     )
-
-
-# --------------------------- the random key, which dropout and torch.rand draw from an environment
 
 
 def get_state(environment: Any) -> dict[str, Any]:

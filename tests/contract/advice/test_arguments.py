@@ -80,18 +80,6 @@ def test_settings_of_another_type(name, value):
     assert repr(value) in str(caught.value)
 
 
-def test_settings_of_another_value():
-    with pytest.raises(ValueError, match=r"partners must be None, 'host'"):
-        ckpt.Options(partners="rack")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="local_max_to_keep"):
-        ckpt.Options(local_max_to_keep=0)
-
-
-def test_a_setting_that_is_gone_says_what_does_its_work():
-    with pytest.raises(TypeError, match="local_max_bytes: `ckpt rm --local DIRECTORY` removes"):
-        ckpt.Options(**{"local_max_bytes": 2**30})
-
-
 def test_items_without_names(tmp_path):
     for call in (ckpt.save, ckpt.restore):
         for items in ([STATE], STATE["w"]):

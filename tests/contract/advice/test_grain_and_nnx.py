@@ -2,16 +2,14 @@
 
 from typing import Any
 
+import grain
 import jax
 import pytest
+from flax import nnx
 
 import ckpt_core as ckpt
+import ckpt_flax_nnx
 from tests.contract.advice.said import FAST, logged, save, told
-
-grain = pytest.importorskip("grain")
-nnx = pytest.importorskip("flax.nnx")
-pytest.importorskip("ckpt_grain")
-ckpt_flax_nnx = pytest.importorskip("ckpt_flax_nnx")
 
 
 class Sharded(nnx.Module):

@@ -1,22 +1,16 @@
 """What ``ckpt_keras`` refuses, and what its messages say to do."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import ckpt_core as ckpt
+import ckpt_keras
 from tests.contract.advice.said import FAST, told
+from tests.support import keras_models as km
 
-km = pytest.importorskip("tests.support.keras_models")  # sets the backend
-import ckpt_keras  # noqa: E402
-from ckpt_keras import OrbaxCheckpointCallback  # noqa: E402
-from tests.support.keras_models import compiled_once  # noqa: E402, F401 (fixture)
-
-keras = km.keras
+keras, compiled_once, steps = km.keras, km.compiled_once, km.steps
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning"),
     pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning"),
@@ -28,9 +22,8 @@ def model_of(seed: int = 0) -> Any:
 
 
 def callback(directory: Any, *more: Any, **arguments: Any) -> Any:
-    return OrbaxCheckpointCallback(
-        directory, *more, **{"options": FAST, "monitor": "loss", **arguments}
-    )
+    arguments = {"options": FAST, "monitor": "loss", **arguments}
+    return ckpt_keras.OrbaxCheckpointCallback(directory, *more, **arguments)
 
 
 def fit(directory: Any, epochs: int = 1, seed: int = 0, **arguments: Any) -> Any:
@@ -44,22 +37,18 @@ def fit(directory: Any, epochs: int = 1, seed: int = 0, **arguments: Any) -> Any
 
 
 def same(one: Any, other: Any) -> bool:
-    return not km.differ(_weights(one), _weights(other))
-
-
-def _weights(model: Any) -> list[Any]:
-    return [np.asarray(one.value) for one in model.trainable_variables]
-
-
-def steps(directory: Any) -> list[int]:
-    return ckpt.Checkpointer(directory, read_only=True).all_steps()
+    weights = ([np.asarray(each.value) for each in of.trainable_variables] for of in (one, other))
+    return not km.differ(*weights)
 
 
 @pytest.mark.parametrize("action", ["call", "build", "callback"])
-def test_a_model_that_is_not_built(tmp_path: Path, action: str):
-    model = keras.Sequential([keras.layers.Dense(2)])
-    with told("call it on a batch or build(input_shape), or let Orbax"):
+def test_a_model_that_is_not_built(tmp_path, action):
+    model = keras.Sequential([keras.layers.Dense(2)], name="nothing_yet")
+    with told(
+        "call it on a batch or build(input_shape), or let Orbax", of=ckpt.CheckpointError
+    ) as said:
         ckpt.save(tmp_path / "a", model=model, options=FAST)
+    assert "not built" in said.after("nothing_yet")
     if action == "callback":
         trained = fit(tmp_path / "run")
         assert (
@@ -78,7 +67,7 @@ def test_a_model_that_is_not_built(tmp_path: Path, action: str):
 
 
 @pytest.mark.parametrize("action", ["another directory", "leave it away"])
-def test_not_to_restore(tmp_path: Path, action: str):
+def test_not_to_restore(tmp_path, action):
     fit(tmp_path / "a")
     with told("says not to go on from them: use another directory, or leave"):
         fit(tmp_path / "a", epochs=2, restore=False)
@@ -89,7 +78,7 @@ def test_not_to_restore(tmp_path: Path, action: str):
 
 
 @pytest.mark.parametrize("action", ["more epochs", "another directory"])
-def test_nothing_left_to_train(tmp_path: Path, action: str):
+def test_nothing_left_to_train(tmp_path, action):
     trained = fit(tmp_path / "a", epochs=2)
     with pytest.warns(UserWarning, match="nothing is trained") as caught:
         fit(tmp_path / "a", epochs=2, seed=1)
@@ -102,7 +91,7 @@ def test_nothing_left_to_train(tmp_path: Path, action: str):
         assert same(fit(tmp_path / "b", epochs=2), trained)
 
 
-def test_another_optimizer_than_that_of_the_run(tmp_path: Path):
+def test_another_optimizer_than_that_of_the_run(tmp_path):
     trained = fit(tmp_path / "a")
     x, y = km.data(16)
     model = model_of(1)
@@ -116,7 +105,7 @@ def test_another_optimizer_than_that_of_the_run(tmp_path: Path):
     assert steps(tmp_path / "b") == [0] and steps(tmp_path / "a") == [0]
 
 
-def test_another_learning_rate_than_that_of_the_run(tmp_path: Path):
+def test_another_learning_rate_than_that_of_the_run(tmp_path):
     x, y = km.data(16)
 
     def train(epochs: int, rate: float, *more: Any, model: Any = None) -> Any:
@@ -140,7 +129,7 @@ def test_another_learning_rate_than_that_of_the_run(tmp_path: Path):
     assert train(5, 0.01) == 0.001  # the run's own, changed within it: as a callback would
 
 
-def test_an_older_epoch_by_the_manager(tmp_path: Path):
+def test_an_older_epoch_by_the_manager(tmp_path):
     model = model_of()
     with ckpt_keras.KerasCheckpointManager(model, tmp_path / "a", options=FAST) as manager:
         manager.save_state(5)
@@ -159,7 +148,7 @@ def test_an_older_epoch_by_the_manager(tmp_path: Path):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_model_saved_over_its_run(tmp_path: Path, overwrite: bool):
+def test_a_model_saved_over_its_run(tmp_path, overwrite):
     model = fit(tmp_path / "run")
     with told(": a step of a directory is saved with step=") as said:
         ckpt_keras.save(tmp_path / "run", model, overwrite=overwrite)
@@ -168,7 +157,7 @@ def test_a_model_saved_over_its_run(tmp_path: Path, overwrite: bool):
     assert steps(tmp_path / "run") == [0, 3]
 
 
-def test_a_step_of_a_checkpoint(tmp_path: Path):
+def test_a_step_of_a_checkpoint(tmp_path):
     fit(tmp_path / "run", epochs=2)
     for load in (
         ckpt_keras.load_model,

@@ -10,10 +10,6 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core import keep, when
 from tests.contract.advice.said import FAST, logged, told
-from tests.support.command_line import (
-    Call,  # noqa: F401
-    make_call,  # noqa: F401
-)
 
 
 def state(step: int, run: int = 0) -> dict[str, Any]:
@@ -84,7 +80,7 @@ OLDER = "call restore_latest() before the first save, to go on from step"
 
 
 @pytest.mark.parametrize("action", ["go on", "retire", "another directory", "beside"])
-def test_an_older_step_than_those_there(tmp_path, action):
+def test_an_older_step_than_those_there(tmp_path, caplog, action):
     directory = tmp_path / "run"
     saved(directory, [0, 5, 10])
     with runs(directory) as run, told(OLDER.replace("call restore_latest() ", "")) as said:
@@ -95,6 +91,7 @@ def test_an_older_step_than_those_there(tmp_path, action):
     elif action == "retire":
         with runs(directory) as run:
             run_call(said.between(", or ", " to delete"), run)
+            assert "has deleted every step" not in caplog.text
             run.save(3, state(3, run=1))
         assert resumes(directory, 3, run=1)
     elif action == "another directory":
@@ -103,6 +100,7 @@ def test_an_older_step_than_those_there(tmp_path, action):
     else:
         with runs(directory) as run:
             run.save(3, state(3, run=1), **eval(f"dict({said.between('directory; ', ' saves')})"))
+        assert "step 3 is saved with force=True, and is older than 5, 10" in caplog.text
         assert resumes(directory, 10)
         with runs(directory) as run:
             found = run.restore(3, state(0))["state"]["w"]

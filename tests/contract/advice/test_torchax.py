@@ -1,21 +1,17 @@
 """What the adapter of torchax refuses, and what its messages say to do."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 import ckpt_core as ckpt
+from ckpt_torchax import load_into, to_torch
 from tests.contract.advice.said import save, told
-
-torch = pytest.importorskip("torch")
-nets = pytest.importorskip("tests.support.torchax_nets")
-from ckpt_torchax import load_into, to_torch  # noqa: E402
+from tests.support import torchax_nets as nets
 
 nn = torch.nn
 
@@ -30,7 +26,7 @@ def same(one: Any, other: Any) -> bool:
     return all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
 
 
-def test_a_lazy_module(tmp_path: Path):
+def test_a_lazy_module(tmp_path):
     module = nn.LazyLinear(2)
     with told("it is not initialized: run the lazy module once"):
         save(tmp_path / "a", model=module)
@@ -45,7 +41,7 @@ def test_a_lazy_module(tmp_path: Path):
 
 
 @pytest.mark.parametrize("call", [load_into, to_torch])
-def test_a_class_for_the_module(tmp_path: Path, call: Any):
+def test_a_class_for_the_module(tmp_path, call):
     model = linear()
     save(tmp_path / "a", model=model)
     names = {call.__name__: call, "path": tmp_path / "a", "Linear": torch.nn.Linear}
@@ -68,7 +64,7 @@ class Buffered(nn.Module):
 
 
 @pytest.mark.parametrize("action", ["outside of meta", "buffers"])
-def test_buffers_on_meta_that_no_checkpoint_has(tmp_path: Path, action: str):
+def test_buffers_on_meta_that_no_checkpoint_has(tmp_path, action):
     model = Buffered()
     save(tmp_path / "a", model=model)
     with torch.device("meta"):
@@ -91,7 +87,7 @@ def test_buffers_on_meta_that_no_checkpoint_has(tmp_path: Path, action: str):
     assert np.asarray(again.w.jax()).tolist() == [1, 1]
 
 
-def test_numbers_of_64_bits(tmp_path: Path):
+def test_numbers_of_64_bits(tmp_path):
     module = nn.Module()
     module.register_buffer("n", torch.tensor([2**40]))
     save(tmp_path / "a", model=module)
@@ -108,7 +104,7 @@ def test_numbers_of_64_bits(tmp_path: Path):
         assert np.asarray(again.n.jax()).tolist() == [2**40]
 
 
-def test_entries_that_are_not_the_modules(tmp_path: Path):
+def test_entries_that_are_not_the_modules(tmp_path):
     module = linear()
     hook = lambda m, state, prefix, local: state.update(extra=torch.ones(1))  # noqa: E731
     module._register_state_dict_hook(hook)
@@ -124,30 +120,7 @@ def test_entries_that_are_not_the_modules(tmp_path: Path):
     assert torch.equal(again.weight, module.weight)
 
 
-def test_tied_and_separate(tmp_path: Path):
-    class Two(nn.Module):
-        def __init__(self, tied: bool):
-            super().__init__()
-            self.a, self.b = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
-            if tied:
-                self.tie()
-
-        def tie(self) -> None:
-            self.b.weight = self.a.weight
-
-    model = Two(tied=True)
-    save(tmp_path / "a", model=model)
-    again = Two(tied=False)
-    key = "tie them again after .to('jax'), which unties them"
-    with pytest.warns(UserWarning, match="tie them again after") as caught:
-        ckpt.restore(tmp_path / "a", model=again)
-    assert key in str(caught[0].message)
-    again.tie()
-    ckpt.restore(tmp_path / "a", model=again)
-    assert again.a.weight is again.b.weight and torch.equal(again.a.weight, model.a.weight)
-
-
-def test_another_optimizer(tmp_path: Path):
+def test_another_optimizer(tmp_path):
     model = linear()
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(1, 3)).sum().backward()
@@ -165,7 +138,7 @@ def test_another_optimizer(tmp_path: Path):
 # JAX arrays
 
 
-def test_a_tensor_that_was_donated(tmp_path: Path):
+def test_a_tensor_that_was_donated(tmp_path):
     with nets.torchax_enabled():
         model = linear().to("jax")
         weights = dict(model.named_parameters())

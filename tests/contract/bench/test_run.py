@@ -176,21 +176,14 @@ benchmarks:
     ("generator", "options", "operations"),
     [
         ("SaveLoad", "{async_enabled: false, page_cache: cold}", {"save", "load", "checkpoint"}),
-        (
-            "SaveLoad",
-            "{use_compression: true, chunk_byte_size: 4096, save_concurrent_gb: 1,"
-            " metric_tracemalloc_enabled: true, use_zarr3: true}",
-            {"save", "save_blocking", "save_background", "load", "checkpoint"},
-        ),
+        ("SaveLoad", "{}", {"save", "save_blocking", "save_background", "load", "checkpoint"}),
         ("Resharding", "{}", {"load", "checkpoint"}),
         ("LoadAndBroadcast", "{}", {"load", "checkpoint"}),
-        ("ReplicaParallelSave", "{num_savings: 2, async_enabled: false}", {"save", "checkpoint"}),
         (
             "CheckpointerLoop",
             "{train_steps: 5, max_to_keep: 2, trained: a}",
             {"train_steps", "step", "save", "wait_until_finished", "restore", "checkpoint"},
         ),
-        ("PartialLoad", "{}", {"load_part", "load", "checkpoint"}),
         (
             "ManySmallLeaves",
             "{leaves: 30, leaf_bytes: 64, async_enabled: false}",
@@ -206,15 +199,7 @@ def test_our_generators(tmp_path: Path, generator: str, options: str, operations
     if generator == "CheckpointerLoop":
         assert metrics["save"]["0_basics/time_s"].n == 5
         assert result.cases[0].notes["steps kept"] == "2"
-    if generator == "PartialLoad":
-        part, whole = (
-            metrics[name]["4_throughput/gb_per_s"].median * metrics[name]["0_basics/time_s"].median
-            for name in ("load_part", "load")
-        )
-        assert part < whole / 2
-    if "tracemalloc" in options:
-        assert "7_memory/tracemalloc_peak_diff_mb" in metrics["save"]
-        assert metrics["checkpoint"]["5_inventory/size_mb"].median > 0
+    assert metrics["checkpoint"]["5_inventory/size_mb"].median > 0
 
 
 def test_traces_are_taken_once_and_do_not_count(tmp_path: Path):

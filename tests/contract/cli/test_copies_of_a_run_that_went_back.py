@@ -1,7 +1,5 @@
 """A run goes back and its copy does not: what the copy holds of the abandoned branch is shown, warned of, and retired on request."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -11,7 +9,6 @@ from typing import Any
 import pytest
 
 import ckpt_core as ckpt
-from tests.support.command_line import Call, make_call  # noqa: F401 (fixture)
 from tests.support.stores import tree, value_at
 from tests.support.takeovers import make_directory  # noqa: F401 (fixture)
 
@@ -50,7 +47,7 @@ def lines_about(text: str) -> list[str]:
     return [line for line in text.splitlines() if "another save than step 4" in line]
 
 
-def test_it_is_shown(call: Call, tmp_path: Path) -> None:
+def test_it_is_shown(call, tmp_path):
     run, copy = went_back(tmp_path, rsync)
     for command in ("ls", "verify"):
         code, out, _ = call(command, copy)
@@ -66,7 +63,7 @@ def test_it_is_shown(call: Call, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("last", [4, 6])
-def test_what_hangs_together_is_restored_and_the_other_named(tmp_path: Path, last: int) -> None:
+def test_what_hangs_together_is_restored_and_the_other_named(tmp_path, last):
     """The newest step of the copy is not of the run; one that is named is restored all the same, with a warning."""
     _, copy = went_back(tmp_path, rsync)
     with ckpt.Checkpointer(copy, options=QUICK) as checkpointer:
@@ -112,9 +109,7 @@ def test_a_program_that_replaces_older_steps_leaves_the_newest(call, tmp_path, c
     assert json.loads(call("ls", run, "--json")[1])["strays"] == {}
 
 
-def test_what_a_run_does_itself_is_no_stray(
-    call: Call, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_run_does_itself_is_no_stray(call, tmp_path, caplog):
     run = tmp_path / "run"
     go_on(run, *range(4))
     go_on(run, 4, 5, after=2)  # leaves step 3
@@ -130,9 +125,7 @@ def test_what_a_run_does_itself_is_no_stray(
     assert json.loads(call("ls", run, "--json")[1])["strays"] == {}
 
 
-def test_cp_names_all_conflicts_before_it_copies(
-    call: Call, tmp_path: Path, directory: str
-) -> None:
+def test_cp_names_all_conflicts_before_it_copies(call, tmp_path, directory):
     run, copy = tmp_path / "source", directory
     go_on(run, *range(7))
     assert call("cp", run, copy)[0] == 0
@@ -154,7 +147,7 @@ def test_cp_names_all_conflicts_before_it_copies(
     assert call("cp", run, copy, "--mirror")[0] == 0
 
 
-def test_cp_names_what_is_not_of_the_source(call: Call, tmp_path: Path) -> None:
+def test_cp_names_what_is_not_of_the_source(call, tmp_path):
     """Nothing is in the way of the copy; but a restart would go on from what the source has left."""
     run, copy = tmp_path / "run", tmp_path / "copy"
     go_on(run, 0, 1, 2, 4, 6)
@@ -169,7 +162,7 @@ def test_cp_names_what_is_not_of_the_source(call: Call, tmp_path: Path) -> None:
     assert value_at(f"{copy}/5") == 105
 
 
-def test_an_archive_keeps_what_retention_deleted_at_the_source(call: Call, tmp_path: Path) -> None:
+def test_an_archive_keeps_what_retention_deleted_at_the_source(call, tmp_path):
     run, copy = tmp_path / "run", tmp_path / "copy"
     for step in range(6):
         go_on(run, step, after=step - 1 if step else None)
@@ -181,9 +174,7 @@ def test_an_archive_keeps_what_retention_deleted_at_the_source(call: Call, tmp_p
 
 
 @pytest.mark.parametrize("left", [range(10, 60, 10), range(3, 40)])
-def test_left_steps_of_other_numbers_and_many_of_them(
-    call: Call, tmp_path: Path, left: range
-) -> None:
+def test_left_steps_of_other_numbers_and_many_of_them(call, tmp_path, left):
     run, copy = tmp_path / "run", tmp_path / "copy"
     go_on(run, 0, 1, 2, *left)
     shutil.copytree(run, copy)

@@ -1,12 +1,8 @@
 """``ckpt cp`` between disk and buckets, and ``ckpt gc``."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +10,6 @@ import pytest
 
 import ckpt_core as ckpt
 from tests.support import children, seams
-from tests.support.command_line import make_call  # noqa: F401 (fixture)
 from tests.support.damage import turn_a_bit
 from tests.support.stores import keys_at, tree, value_at
 
@@ -23,7 +18,7 @@ ZSTD = ckpt.Options(compression="zstd")
 
 
 @pytest.mark.parametrize("options", [None, ZSTD], ids=["plain", "zstd"])
-def test_there_and_back(call, store: str, tmp_path: Path, options: Any) -> None:
+def test_there_and_back(call, store, tmp_path, options):
     ckpt.save(tmp_path / "a", tree(1), options=options, metadata={"note": "[x]"})
     for source, target in [
         (tmp_path / "a", f"{store}/b"),
@@ -45,7 +40,7 @@ def test_there_and_back(call, store: str, tmp_path: Path, options: Any) -> None:
     assert len(keys_at(f"{store}/b").list()) == len(keys_at(f"{store}/fresh").list())
 
 
-def test_steps_are_copied_once(call, store: str, tmp_path: Path) -> None:
+def test_steps_are_copied_once(call, store, tmp_path):
     with ckpt.Checkpointer(tmp_path / "run", asynchronous=False) as checkpointer:
         for step in range(3):
             checkpointer.save(step, tree(step))
@@ -63,7 +58,7 @@ def test_steps_are_copied_once(call, store: str, tmp_path: Path) -> None:
     assert value_at(f"{store}/1") == 7
 
 
-def test_damage_is_not_copied(call, store: str, tmp_path: Path) -> None:
+def test_damage_is_not_copied(call, store, tmp_path):
     ckpt.save(tmp_path / "a", tree(1))
     turn_a_bit(tmp_path / "a")
     code, _, err = call("cp", tmp_path / "a", f"{store}/a")
@@ -83,8 +78,8 @@ main()
 
 @pytest.mark.parametrize("kind", ["disk", "store"])
 def test_a_copy_that_fails_or_is_killed_is_not_in_the_way_of_the_next(
-    call, tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+    call, tmp_path, store, monkeypatch, kind
+):
     frozen = jnp.ones(1 << 18)  # which the second step shares with the first
     with ckpt.Checkpointer(tmp_path / "run", asynchronous=False) as run:
         for step in (0, 1):
@@ -104,7 +99,7 @@ def test_a_copy_that_fails_or_is_killed_is_not_in_the_way_of_the_next(
     assert ckpt.load(target)["n"] == 1 and ckpt.verify(target).ok
 
 
-def test_large_data_files_and_odd_names(call, store: str, tmp_path: Path) -> None:
+def test_large_data_files_and_odd_names(call, store, tmp_path):
     """Of a data file above 32 MiB a record on a disk has the digest of a part."""
     items = {"big": {"w": np.arange(5_000_000.0)}, "a%41": {"w": np.ones(3000)}, "b#?": None}
     ckpt.save(tmp_path / "a", items=items)
@@ -126,7 +121,7 @@ def test_large_data_files_and_odd_names(call, store: str, tmp_path: Path) -> Non
     assert not ckpt.verify(f"{store}/b").ok
 
 
-def test_a_run_is_copied_with_what_is_said_of_it(call, tmp_path: Path) -> None:
+def test_a_run_is_copied_with_what_is_said_of_it(call, tmp_path):
     with ckpt.Checkpointer(tmp_path / "run") as run:
         run.save(0, tree(0))
         run.write_run_metadata({"lr": 0.1})

@@ -39,7 +39,7 @@ def while_read(path: Path, call: Call, *arguments: object) -> tuple[int, str, st
     return reported[0]
 
 
-def test_steps_of_a_run(call, store: str) -> None:
+def test_steps_of_a_run(call, store):
     a_run(store, 1, 2, 3)
     code, out, _ = call("rm", store, "--step", 1, "--step", 3, "--yes")
     assert code == 0 and "2 checkpoints deleted" in out
@@ -50,7 +50,7 @@ def test_steps_of_a_run(call, store: str) -> None:
     assert value_at(f"{store}/2") == 2
 
 
-def test_the_directory_that_counts_goes_last(call, tmp_path: Path) -> None:
+def test_the_directory_that_counts_goes_last(call, tmp_path):
     for name, value in (("5", 1), ("000005", 2)):
         ckpt.save(tmp_path / name, tree(value))
     code, _, err = while_read(tmp_path / "000005", call, "rm", tmp_path, "--step", 5, "--yes")
@@ -62,9 +62,7 @@ def test_the_directory_that_counts_goes_last(call, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by_path", [False, True])
-def test_a_deleted_step_does_not_come_back_from_a_local_directory(
-    call, tmp_path: Path, by_path: bool
-) -> None:
+def test_a_deleted_step_does_not_come_back_from_a_local_directory(call, tmp_path, by_path):
     run, local = tmp_path / "run", tmp_path / "local"
     with ckpt.Checkpointer(run, local_directory=local, asynchronous=False) as checkpointer:
         for step in (1, 2, 3):
@@ -78,7 +76,7 @@ def test_a_deleted_step_does_not_come_back_from_a_local_directory(
         assert restored.step == 2
 
 
-def test_checkpoints_by_their_paths_all_or_none(call, tmp_path: Path) -> None:
+def test_checkpoints_by_their_paths_all_or_none(call, tmp_path):
     a_run(tmp_path, 1, 2)
     (tmp_path / "notes").mkdir()
     code, _, err = call("rm", tmp_path / "1", tmp_path / "notes", "-y")
@@ -88,7 +86,7 @@ def test_checkpoints_by_their_paths_all_or_none(call, tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["notes"]
 
 
-def test_what_is_refused(call, tmp_path: Path) -> None:
+def test_what_is_refused(call, tmp_path):
     a_run(tmp_path / "run", 1)
     (tmp_path / "link").symlink_to(tmp_path / "run" / "1")
     for path, reported in [
@@ -106,7 +104,7 @@ def test_what_is_refused(call, tmp_path: Path) -> None:
     assert value_at(tmp_path / "run" / "1") == 1
 
 
-def test_a_damaged_one_and_its_linked_neighbour(call, tmp_path: Path) -> None:
+def test_a_damaged_one_and_its_linked_neighbour(call, tmp_path):
     big = {"w": tree(1), "big": np.arange(100_000.0)}
     with ckpt.Checkpointer(tmp_path) as run:
         for step in (1, 2):
@@ -117,7 +115,7 @@ def test_a_damaged_one_and_its_linked_neighbour(call, tmp_path: Path) -> None:
     assert ckpt.verify(tmp_path / "2").ok
 
 
-def test_a_dry_run_reports_and_deletes_nothing(call, tmp_path: Path) -> None:
+def test_a_dry_run_reports_and_deletes_nothing(call, tmp_path):
     a_run(tmp_path, 1)
     leave_unfinished(tmp_path / "2")
     (left,) = tmp_path.glob(".ckpt-tmp.2.*")
@@ -129,7 +127,7 @@ def test_a_dry_run_reports_and_deletes_nothing(call, tmp_path: Path) -> None:
     assert call("gc", tmp_path / "nothing")[0] == 2
 
 
-def test_a_dry_run_in_a_store(call, store: str) -> None:
+def test_a_dry_run_in_a_store(call, store):
     a_run(store, 1)
     keys_at(f"{store}/2").put(".attempt.dead.owner", b"00000000-17-5 1 somebody")
     keys_at(f"{store}/2").put(".attempt.dead.state!0_METADATA", b"{}")
@@ -139,7 +137,7 @@ def test_a_dry_run_in_a_store(call, store: str) -> None:
     assert "2 removed" in call("gc", store)[1]
 
 
-def test_a_folder_of_checkpoints_of_orbax_is_none(call, tmp_path: Path) -> None:
+def test_a_folder_of_checkpoints_of_orbax_is_none(call, tmp_path):
     for name in ("best", "final"):
         (tmp_path / "mine" / name).mkdir(parents=True)
         for sign in ("_METADATA", "_CHECKPOINT_METADATA"):
@@ -193,7 +191,7 @@ def runs_in(call: Any, tmp_path: Path) -> list[dict[str, Any]]:
     return json.loads(out)["runs"]
 
 
-def test_runs_are_listed(call: Any, tmp_path: Path) -> None:
+def test_runs_are_listed(call, tmp_path):
     first = train(tmp_path, "a")
     (tmp_path / "local" / "notes").mkdir()
     with open_run(tmp_path, "b") as live:
@@ -217,7 +215,7 @@ def test_runs_are_listed(call: Any, tmp_path: Path) -> None:
     )
 
 
-def test_what_ended_runs_left_is_removed_and_no_more(call: Any, tmp_path: Path) -> None:
+def test_what_ended_runs_left_is_removed_and_no_more(call, tmp_path):
     for name in "ab":
         train(tmp_path, name)
     keep = tmp_path / "local" / "notes"
@@ -239,7 +237,7 @@ def test_what_ended_runs_left_is_removed_and_no_more(call: Any, tmp_path: Path) 
         assert found is not None and found.step == 0
 
 
-def test_a_run_of_another_process_lives(call: Any, tmp_path: Path) -> None:
+def test_a_run_of_another_process_lives(call, tmp_path):
     """Its lock says so; when it is killed, it has ended."""
     code = (
         "import sys, numpy as np, ckpt_core as ckpt\n"

@@ -1,26 +1,21 @@
 """``ckpt doctor`` and ``ckpt plan``: what they measure, and that they leave nothing."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import ckpt_core as ckpt
 from tests.support import seams
-from tests.support.command_line import LOADED, make_call  # noqa: F401 (fixture)
-from tests.support.gcs_server import Server
+from tests.support.command_line import LOADED
 from tests.support.stores import keys_at, tree
 
 pytest.importorskip("typer")
 
 
-def test_a_directory(call, tmp_path: Path) -> None:
+def test_a_directory(call, tmp_path):
     code, out, err = call("doctor", tmp_path, "--mib", 1, "--devices", "--state-bytes", "1KiB")
     assert (code, err) == (0, "") and "cpu 0" in out and "steps of 1.0 KiB" in out
     assert "fsync" in out and "jax " in out and str(tmp_path) in out
@@ -30,7 +25,7 @@ def test_a_directory(call, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_directory_that_does_not_exist(call, tmp_path: Path) -> None:
+def test_a_directory_that_does_not_exist(call, tmp_path):
     (tmp_path / "runs").mkdir()
     code, out, _ = call("doctor", tmp_path / "rusn", "--mib", 1)
     assert (
@@ -40,13 +35,13 @@ def test_a_directory_that_does_not_exist(call, tmp_path: Path) -> None:
     assert "does not exist" not in call("doctor", tmp_path / "runs", "--mib", 1)[1]
 
 
-def test_a_store(call, store: str) -> None:
+def test_a_store(call, store):
     code, out, _ = call("doctor", store, "--mib", 1)
     assert code == 0 and "get" in out
     assert not [key for key in keys_at(store).list() if "doctor" in key]
 
 
-def test_nothing_is_written_into_a_checkpoint_in_a_store(call, server: Server) -> None:
+def test_nothing_is_written_into_a_checkpoint_in_a_store(call, server):
     run = f"{server.root}/run"
     ckpt.save(f"{run}/3", model=tree(1))
     for inside in ("", "/model", "/model/deeper"):
@@ -62,8 +57,8 @@ def test_nothing_is_written_into_a_checkpoint_in_a_store(call, server: Server) -
     [("mkdir", errno.EACCES, "Permission denied"), ("fsync", errno.ENOSPC, "No space")],
 )
 def test_a_probe_that_fails_is_a_problem_and_leaves_nothing(
-    call, tmp_path: Path, monkeypatch: Any, call_of_system: str, number: int, reported: str
-) -> None:
+    call, tmp_path, monkeypatch, call_of_system, number, reported
+):
     with monkeypatch.context() as patch:
         patch.setattr(os, call_of_system, seams.fail(OSError, number, os.strerror(number)))
         code, out, _ = call("doctor", tmp_path)
@@ -71,7 +66,7 @@ def test_a_probe_that_fails_is_a_problem_and_leaves_nothing(
     assert os.listdir(tmp_path) == []
 
 
-def test_a_writer_and_leftovers_are_reported(call, tmp_path: Path) -> None:
+def test_a_writer_and_leftovers_are_reported(call, tmp_path):
     with ckpt.Checkpointer(tmp_path) as run:
         run.save(1, tree(1))
         run.wait_until_finished()
@@ -79,12 +74,12 @@ def test_a_writer_and_leftovers_are_reported(call, tmp_path: Path) -> None:
     assert code == 0 and "is writing to it" in out
 
 
-def test_no_framework_is_imported(run_python, tmp_path: Path) -> None:
+def test_no_framework_is_imported(run_python, tmp_path):
     code, modules = run_python(LOADED, "doctor", str(tmp_path), "--mib", "1")
     assert code == 0 and not {"flax", "torch", "keras"} & set(modules)
 
 
-def test_a_checkpoint_is_not_written_into(call, tmp_path: Path) -> None:
+def test_a_checkpoint_is_not_written_into(call, tmp_path):
     ckpt.save(tmp_path / "1", {"w": np.ones(3)})
     for path in ("1", "1/state", "1/new/deep"):
         reported = json.loads(call("doctor", tmp_path / path, "--mib", 1, "--json")[1])
@@ -95,7 +90,7 @@ def test_a_checkpoint_is_not_written_into(call, tmp_path: Path) -> None:
 COMMON = ("--state-bytes", "1GiB", "--step-secs", 0.5, "--mtbf", 24, "--mib", 1)
 
 
-def test_a_plan(call, tmp_path: Path) -> None:
+def test_a_plan(call, tmp_path):
     code, out, err = call("plan", tmp_path, *COMMON)
     assert (code, err) == (0, "") and "save_interval_steps=" in out and "useful time" in out
     reported = json.loads(call("plan", tmp_path, *COMMON, "--local", tmp_path / "f", "--json")[1])
@@ -105,7 +100,7 @@ def test_a_plan(call, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_line_that_a_plan_prints_runs(call, tmp_path: Path) -> None:
+def test_the_line_that_a_plan_prints_runs(call, tmp_path):
     local = ("--local", tmp_path / "f")
     line = call("plan", tmp_path / "r", *COMMON, *local)[1].strip().splitlines()[-1]
     with eval(line, {"ckpt": ckpt, "Checkpointer": ckpt.Checkpointer}) as checkpointer:

@@ -1,7 +1,5 @@
 """``ckpt import`` and ``ckpt export``, their formats, and looking at safetensors."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -11,16 +9,11 @@ import pytest
 import safetensors.numpy
 
 import ckpt_core as ckpt
-from tests.support.command_line import (  # noqa: F401 (fixture)
-    LOADED,
-    Call,
-    make_call,
-)
 
 pytest.importorskip("typer")
 
 
-def test_there_and_back(call: Call, tmp_path: Path) -> None:
+def test_there_and_back(call, tmp_path):
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     np.savez(tmp_path / "a.npz", **{"enc.w": values, "enc.b": np.zeros(2)})
     code, out, err = call(
@@ -44,7 +37,7 @@ def test_there_and_back(call: Call, tmp_path: Path) -> None:
     assert (code, "exists already" in err) == (2, True)
 
 
-def test_rules_from_a_file(call: Call, tmp_path: Path) -> None:
+def test_rules_from_a_file(call, tmp_path):
     np.savez(tmp_path / "a.npz", w=np.arange(6.0).reshape(2, 3))
     rules = tmp_path / "rules.json"
     rules.write_text(json.dumps([{"saved": "w", "wanted": "a/w", "transpose": [1, 0]}]))
@@ -60,9 +53,7 @@ def test_rules_from_a_file(call: Call, tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("command", ["import", "export"])
-def test_rules_that_are_none_are_reported_in_a_line(
-    call: Call, tmp_path: Path, rules: str, command: str
-) -> None:
+def test_rules_that_are_none_are_reported_in_a_line(call, tmp_path, rules, command):
     np.savez(tmp_path / "a.npz", a=np.ones(2))
     ckpt.save(tmp_path / "one", {"a": np.ones(2)})
     (tmp_path / "rules.json").write_text(rules)
@@ -93,8 +84,8 @@ def test_rules_that_are_none_are_reported_in_a_line(
     ids=str,
 )
 def test_arguments_that_cannot_be_are_reported_in_a_line(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], reported: str
-) -> None:
+    call, tmp_path, monkeypatch, arguments, reported
+):
     monkeypatch.chdir(tmp_path)
     np.savez("a.npz", a=np.ones(2))
     os.mkfifo("pipe")
@@ -105,7 +96,7 @@ def test_arguments_that_cannot_be_are_reported_in_a_line(
     assert sorted(os.listdir()) == ["a.npz", "one", "pipe", "text"]
 
 
-def test_export(call: Call, tmp_path: Path):
+def test_export(call, tmp_path):
     state = {"params": {"w": np.ones((2, 3), np.float32)}, "name": "text"}
     ckpt.save(tmp_path / "one", state)
     code, _, err = call("export", tmp_path / "one", tmp_path / "out")
@@ -123,7 +114,7 @@ def test_export(call: Call, tmp_path: Path):
     assert (code, "only safetensors, torch" in err) == (2, True)
 
 
-def test_show_and_verify_say_what_it_is(call: Call, tmp_path: Path):
+def test_show_and_verify_say_what_it_is(call, tmp_path):
     path = tmp_path / "a.safetensors"
     safetensors.numpy.save_file({"a.w": np.ones((2, 3), np.float32)}, path, {"format": "np"})
     code, out, _ = call("show", path)

@@ -1,7 +1,5 @@
 """`ckpt ls`, `show` and `verify`: what a user reads and a script gets, of runs, of other folders, of what is not whole yet."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -31,7 +29,7 @@ def save_run(directory: Path, steps: tuple[int, ...] = (1, 2), **arguments: Any)
             checkpointer.save(step, {"w": np.arange(1000.0) + step}, **arguments)
 
 
-def test_looking_imports_no_jax(run_python, tmp_path: Path):
+def test_looking_imports_no_jax(run_python, tmp_path):
     ocp = pytest.importorskip("orbax.checkpoint")
     run, other = str(tmp_path / "run"), str(tmp_path / "other")
     save_run(tmp_path / "run", metrics={"loss": 1.0})
@@ -52,7 +50,7 @@ def strict(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-def test_json_has_no_numbers_that_json_lacks(call, tmp_path: Path):
+def test_json_has_no_numbers_that_json_lacks(call, tmp_path):
     metrics = {"loss": float("nan"), "best": float("inf"), "least": -float("inf"), "n": 1.5}
     save_run(tmp_path / "run", (1,), metrics=metrics, metadata={"rate": [float("nan")]})
     expected = {"loss": "NaN", "best": "Infinity", "least": "-Infinity", "n": 1.5}
@@ -64,7 +62,7 @@ def test_json_has_no_numbers_that_json_lacks(call, tmp_path: Path):
 
 
 @pytest.mark.parametrize("command", ["show", "verify"])
-def test_a_file_and_a_foreign_folder_are_called_so(call, tmp_path: Path, command: str):
+def test_a_file_and_a_foreign_folder_are_called_so(call, tmp_path, command):
     np.savez(tmp_path / "weights.npz", w=np.ones(3))
     (tmp_path / "notes").mkdir()
     for name in "abcdefg":
@@ -87,7 +85,7 @@ def test_a_file_and_a_foreign_folder_are_called_so(call, tmp_path: Path, command
     assert code == 2 and "a file, not a directory" in err
 
 
-def test_text_that_the_terminal_lacks_is_spelled(tmp_path: Path):
+def test_text_that_the_terminal_lacks_is_spelled(tmp_path):
     save_run(tmp_path / "läufe", (1,), metadata={"note": "größer 模型"})
     for arguments in (("show", tmp_path / "läufe/1"), ("show", tmp_path / "läufe/7")):
         done = start(*arguments, text=False, PYTHONIOENCODING="ascii")
@@ -96,7 +94,7 @@ def test_text_that_the_terminal_lacks_is_spelled(tmp_path: Path):
         assert rb"l\xe4ufe" in done.stdout + done.stderr
 
 
-def test_verify_of_a_run_checks_every_step(call, tmp_path: Path):
+def test_verify_of_a_run_checks_every_step(call, tmp_path):
     save_run(tmp_path / "run", (1, 2, 3))
     code, out, _ = call("verify", tmp_path / "run")
     assert code == 0 and out.count("ok: ") == 4 and "ok: 3 of 3 steps ok, " in out
@@ -114,7 +112,7 @@ def test_verify_of_a_run_checks_every_step(call, tmp_path: Path):
     assert found == [(1, True), (2, False), (3, True)]
 
 
-def test_show_of_a_run_describes_it(call, tmp_path: Path):
+def test_show_of_a_run_describes_it(call, tmp_path):
     with ckpt.Checkpointer(tmp_path / "run", asynchronous=False) as checkpointer:
         checkpointer.write_run_metadata({"width": 8})
         checkpointer.save(4, {"w": np.ones(3)}, metrics={"loss": 0.5})
@@ -127,7 +125,7 @@ def test_show_of_a_run_describes_it(call, tmp_path: Path):
     ] == [4]
 
 
-def test_damage_has_a_line_of_its_own(call, tmp_path: Path):
+def test_damage_has_a_line_of_its_own(call, tmp_path):
     save_run(tmp_path / "run", (1, 2))
     record = tmp_path / "run/2/ckpt.json"
     record.write_bytes(record.read_bytes().replace(b"w", b"v"))
@@ -140,7 +138,7 @@ def test_damage_has_a_line_of_its_own(call, tmp_path: Path):
     assert code == 1 and problems[0] is None and problems[1]
 
 
-def test_ls_names_where_the_steps_are(call, tmp_path: Path):
+def test_ls_names_where_the_steps_are(call, tmp_path):
     save_run(tmp_path / "exp/seed0/checkpoints", (1,))
     code, out, _ = call("ls", tmp_path / "exp/seed0")
     assert code == 0 and f"ckpt ls {tmp_path}/exp/seed0/checkpoints\n" in out
@@ -148,7 +146,7 @@ def test_ls_names_where_the_steps_are(call, tmp_path: Path):
     assert code == 0 and f"there are some in {tmp_path}/exp/seed0/checkpoints" in out
 
 
-def test_ls_reports_bytes_on_disk_and_counts_shared_files_once(call, tmp_path: Path):
+def test_ls_reports_bytes_on_disk_and_counts_shared_files_once(call, tmp_path):
     frozen = jnp.arange(2**20, dtype=jnp.float32)
     with ckpt.Checkpointer(tmp_path / "run", asynchronous=False) as checkpointer:
         for step in (1, 2):
@@ -160,7 +158,7 @@ def test_ls_reports_bytes_on_disk_and_counts_shared_files_once(call, tmp_path: P
     assert "4.0 MiB on disk together" in call("ls", tmp_path / "run")[1]
 
 
-def test_ls_ends_with_what_is_unfinished_and_who_writes(call, tmp_path: Path):
+def test_ls_ends_with_what_is_unfinished_and_who_writes(call, tmp_path):
     run = tmp_path / "run"
     checkpointer = ckpt.Checkpointer(run, asynchronous=False)
     checkpointer.save(1, {"w": np.ones(3)})
@@ -186,14 +184,14 @@ def test_ls_ends_with_what_is_unfinished_and_who_writes(call, tmp_path: Path):
     assert "being written" not in call("ls", run)[1]
 
 
-def test_a_checkpoint_is_no_run(call, tmp_path: Path):
+def test_a_checkpoint_is_no_run(call, tmp_path):
     ckpt.save(tmp_path / "one", items={"7": {"w": np.ones(3)}})
     code, out, _ = call("ls", tmp_path / "one")
     assert code == 0 and f"it is a checkpoint itself: ckpt show {tmp_path}/one" in out
     assert "7: 1 leaf" in call("show", tmp_path / "one")[1]
 
 
-def test_what_orbax_wrote_is_not_verified_and_not_damaged(call, tmp_path: Path):
+def test_what_orbax_wrote_is_not_verified_and_not_damaged(call, tmp_path):
     ocp = pytest.importorskip("orbax.checkpoint")
     with ocp.CheckpointManager(tmp_path / "run") as manager:
         manager.save(3, args=ocp.args.StandardSave({"w": jnp.ones(3)}))
@@ -208,7 +206,7 @@ def test_what_orbax_wrote_is_not_verified_and_not_damaged(call, tmp_path: Path):
     assert code == 1 and "\nnot ok: 0 of 2 steps ok, 1 damaged, 1 without checksums, " in out
 
 
-def test_a_time_of_orbax_may_be_any_number(call, tmp_path: Path):
+def test_a_time_of_orbax_may_be_any_number(call, tmp_path):
     ocp = pytest.importorskip("orbax.checkpoint")
     with ocp.CheckpointManager(tmp_path / "run") as manager:
         manager.save(3, args=ocp.args.StandardSave({"w": jnp.ones(3)}))
@@ -221,7 +219,7 @@ def test_a_time_of_orbax_may_be_any_number(call, tmp_path: Path):
         assert code == 0, err
 
 
-def test_folders_named_as_steps_that_hold_nothing(tmp_path: Path, call):
+def test_folders_named_as_steps_that_hold_nothing(tmp_path, call):
     save_run(tmp_path / "run", (1, 2, 10))
     (tmp_path / "run/9").mkdir()
     code, out, _ = call("ls", tmp_path / "run")
@@ -235,7 +233,7 @@ def test_folders_named_as_steps_that_hold_nothing(tmp_path: Path, call):
     assert "no checkpoint" not in call("ls", tmp_path / "run")[1]
 
 
-def test_stats_of_a_run_say_which_step_it_is(call, tmp_path: Path) -> None:
+def test_stats_of_a_run_say_which_step_it_is(call, tmp_path):
     for step in (3, 12):
         ckpt.save(tmp_path / "run" / str(step), {"w": np.ones(3)})
     assert call("stats", tmp_path / "run")[1].startswith(f"{tmp_path}/run/12, the newest step\n")
@@ -257,7 +255,7 @@ def steps(tmp_path_factory) -> Path:
     return directory
 
 
-def test_ls(call, steps: Path):
+def test_ls(call, steps):
     code, out, _ = call("ls", steps)
     assert code == 0
     rows = [line for line in out.splitlines() if "model, opt" in line]
@@ -268,7 +266,7 @@ def test_ls(call, steps: Path):
     assert reported["steps"][0]["items"]["opt"] == {"form": "tree", "leaves": 9, "array_bytes": 54}
 
 
-def test_ls_of_what_has_no_steps(call, tmp_path: Path):
+def test_ls_of_what_has_no_steps(call, tmp_path):
     code, _, err = call("ls", tmp_path / "nothing")
     assert code == 2 and "no such directory" in err
     assert call("ls", tmp_path)[:2] == (0, f"{tmp_path}: no steps\n")
@@ -276,15 +274,13 @@ def test_ls_of_what_has_no_steps(call, tmp_path: Path):
 
 
 @pytest.mark.parametrize("command", [("ls",), ("ls", "--local"), ("report",)])
-def test_a_directory_that_cannot_be_looked_at(
-    call, steps: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
-):
+def test_a_directory_that_cannot_be_looked_at(call, steps, monkeypatch, command):
     refuse(monkeypatch, steps, calls=("stat", "lstat"), below=False)
     code, _, err = call(*command, steps)
     assert code == 2 and "Permission denied" in err and "no such directory" not in err
 
 
-def test_show(call, steps: Path):
+def test_show(call, steps):
     code, out, _ = call("show", steps / "10")
     assert code == 0
     _, first, *items = out.splitlines()
@@ -311,7 +307,7 @@ def test_show(call, steps: Path):
     assert call("show", steps / "11")[0] == 2
 
 
-def test_show_of_what_orbax_wrote(call, tmp_path: Path):
+def test_show_of_what_orbax_wrote(call, tmp_path):
     ocp = pytest.importorskip("orbax.checkpoint").v1
     ocp.save(str(tmp_path / "one"), {"w": jax.numpy.ones(3)})
     code, out, _ = call("show", tmp_path / "one")
@@ -321,7 +317,7 @@ def test_show_of_what_orbax_wrote(call, tmp_path: Path):
     assert code == 1 and "nothing can be verified" in out
 
 
-def test_verify(call, steps: Path, tmp_path: Path):
+def test_verify(call, steps, tmp_path):
     code, out, _ = call("verify", steps / "1")
     assert code == 0 and out.startswith("ok: ")
     path = tmp_path / "one"
@@ -336,7 +332,7 @@ def test_verify(call, steps: Path, tmp_path: Path):
     assert code == 2 and err.startswith("ckpt: no checkpoint at")
 
 
-def test_verify_a_run_of_which_a_step_cannot_be_read(call, steps: Path, monkeypatch):
+def test_verify_a_run_of_which_a_step_cannot_be_read(call, steps, monkeypatch):
     refuse(monkeypatch, steps / "2", calls=("open",))
     code, out, _ = call("verify", steps)
     assert code == 1 and "not read: step 2: " in out and "2 of 3 steps ok, 1 not read" in out

@@ -1,7 +1,5 @@
 """What is named in a checkpoint never begins a line of its own: it could say anything of another one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,6 @@ import pytest
 
 import ckpt_core as ckpt
 from tests.contract.faults.crafted.signed import read_record, write_record
-from tests.support.command_line import Call, make_call  # noqa: F401 (fixture)
 
 FORGED = "ok: /other: 7 GiB checked in 1 s"
 NAMES = [f"x{end}{FORGED}" for end in ("\n", "\r", "\r\n", "\u2028", "\x85", "\x0b", "\x0c")]
@@ -42,7 +39,7 @@ def _check(out: str, err: str, expected: bool = True) -> None:
     ],
     ids=lambda arguments: arguments[0] + str(len(arguments)),
 )
-def test_no_name_begins_a_line(call: Call, tmp_path: Path, arguments: list[str]) -> None:
+def test_no_name_begins_a_line(call, tmp_path, arguments):
     _save(tmp_path / "A", 1)
     _save(tmp_path / "B", 2)
     data = next(file for file in (tmp_path / "A").rglob("d/*") if file.stat().st_size > 300)
@@ -55,9 +52,7 @@ def test_no_name_begins_a_line(call: Call, tmp_path: Path, arguments: list[str])
     _check(out, err, expected=arguments[0] not in ("export", "cp"))
 
 
-def test_marks_that_steer_a_terminal_or_turn_text_are_spelled_out(
-    call: Call, tmp_path: Path
-) -> None:
+def test_marks_that_steer_a_terminal_or_turn_text_are_spelled_out(call, tmp_path):
     marks = "\x1b\x07\r\u061c\u200e\u200f\u202e\u2066"
     name = f"w\x1b]0;title\x07\x1b[2J{marks}eman"
     a, b = tmp_path / "a", tmp_path / "b"
@@ -70,7 +65,7 @@ def test_marks_that_steer_a_terminal_or_turn_text_are_spelled_out(
         assert not set(marks) & set(out + err)
 
 
-def test_a_newer_step_is_listed_as_newer(call: Call, tmp_path: Path) -> None:
+def test_a_newer_step_is_listed_as_newer(call, tmp_path):
     with ckpt.Checkpointer(tmp_path, asynchronous=False) as checkpointer:
         for step in range(2):
             checkpointer.save(step, {"w": np.ones(3)})

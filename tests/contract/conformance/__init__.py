@@ -18,3 +18,13 @@ class CasesSuite(InPlaceSuite):
     @pytest.fixture
     def step(self, case: tuple[Any, Any]) -> Callable[[Any], Any]:
         return case[1]
+
+
+def given(value: Any) -> Any:
+    """A fixture of a suite."""
+    return pytest.fixture(lambda self: value)
+
+
+def each_of(cases: dict[str, tuple[Any, Any]]) -> Any:
+    """The fixture ``case`` of a ``CasesSuite``."""
+    return pytest.fixture(params=cases)(lambda self, request: cases[request.param])

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core.testing import assert_exact_resume as check
-from ckpt_core.testing import assert_same
+from ckpt_core.testing import assert_exact_resume as check, assert_same
 from tests.support.paths import ROOT
 
 TOTAL = 8
@@ -29,7 +28,6 @@ def train(
     every: int = 1,
     forget: str = "",
     save_first: bool = False,
-    returns: bool = True,
 ) -> Any:
     """Trains two numbers by noisy batches; ``forget`` names a part of the state not to restore."""
     state = {"w": jnp.ones(3), "key": jax.random.key(0), "rng": np.random.default_rng(1)}
@@ -48,7 +46,7 @@ def train(
                 report(step, batch=batch, **state)
             if checkpointer.should_stop:
                 break
-    return state if returns else None
+    return state
 
 
 @pytest.mark.parametrize("save_first", [False, True])

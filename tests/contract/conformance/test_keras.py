@@ -1,13 +1,10 @@
 """The suite of ``ckpt_core.testing``, passed by Keras models, optimizers, metrics and generators."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
-import pytest
 
-from tests.contract.conformance import CasesSuite
+from tests.contract.conformance import CasesSuite, each_of
 from tests.support import keras_models as km  # chooses the backend before Keras is imported
 
 keras = km.keras
@@ -133,6 +130,4 @@ CASES = {
 
 
 class TestKeras(CasesSuite):
-    @pytest.fixture(params=CASES)
-    def case(self, request: pytest.FixtureRequest) -> tuple[Any, Any]:
-        return CASES[request.param]
+    case = each_of(CASES)

@@ -3,21 +3,17 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import pytest
-
-pytest.importorskip("flax")
-pytest.importorskip("grain")
-
 import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from flax import nnx
 from grain import experimental as gx
 
 from ckpt_core.testing import InPlaceSuite, PytreeSuite
-from tests.contract.conformance import CasesSuite
+from tests.contract.conformance import CasesSuite, each_of, given
 
 
 class Net(nnx.Module):
@@ -94,9 +90,7 @@ CASES = {
 
 
 class TestNnx(CasesSuite):
-    @pytest.fixture(params=CASES)
-    def case(self, request: pytest.FixtureRequest) -> tuple[Any, Any]:
-        return CASES[request.param]
+    case = each_of(CASES)
 
 
 CHAIN = optax.chain(
@@ -120,13 +114,8 @@ def step_state(tree: Any) -> Any:
 
 
 class TestOptax(PytreeSuite):
-    @pytest.fixture
-    def make(self) -> Callable[[int], Any]:
-        return make_state
-
-    @pytest.fixture
-    def step(self) -> Callable[[Any], Any]:
-        return step_state
+    make = given(make_state)
+    step = given(step_state)
 
 
 READ = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
@@ -182,9 +171,7 @@ class TestGrain(InPlaceSuite):
     def make(self, request: pytest.FixtureRequest) -> Callable[[int], Any]:
         return request.param
 
-    @pytest.fixture
-    def step(self) -> Callable[[Any], Any]:
-        return next
+    step = given(next)
 
     @pytest.fixture
     def misfits(self) -> Mapping[str, Callable[[], Any]]:
@@ -215,10 +202,5 @@ def step_counter(counter: Counter) -> Any:
 
 
 class TestStateful(InPlaceSuite):
-    @pytest.fixture
-    def make(self) -> Callable[[int], Any]:
-        return Counter
-
-    @pytest.fixture
-    def step(self) -> Callable[[Any], Any]:
-        return step_counter
+    make = given(Counter)
+    step = given(step_counter)

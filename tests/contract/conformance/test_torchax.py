@@ -1,24 +1,17 @@
 """The suite of ``ckpt_core.testing``, passed by modules and optimizers, on JAX arrays and plain."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import pytest
-
-pytest.importorskip("torch")
-
 import jax
+import pytest
 import torch
 from torch import nn
 
 from ckpt_core.testing import InPlaceSuite
-from tests.contract.conformance import CasesSuite
+from tests.contract.conformance import CasesSuite, each_of, given
 from tests.support.compiling import compiled_once  # noqa: F401 (fixture)
 from tests.support.torchax_nets import batch, net, torch_view, torchax_enabled
-
-# ------------------------------------------------------------------------------------- torchax
 
 
 def make_on_jax(seed: int) -> Any:
@@ -46,9 +39,6 @@ def step_on_jax(module: Any) -> Any:
             for name, parameter in names.items():
                 parameter.sub_(0.1 * torch_view(gradients[name]))
         return loss
-
-
-# --------------------------------------------------------------------------------- plain torch
 
 
 class Plain(nn.Module):
@@ -123,19 +113,12 @@ CASES = {
 
 
 class TestTorch(CasesSuite):
-    @pytest.fixture(params=CASES)
-    def case(self, request: pytest.FixtureRequest) -> tuple[Any, Any]:
-        return CASES[request.param]
+    case = each_of(CASES)
 
 
 class TestOptimizer(InPlaceSuite):
-    @pytest.fixture
-    def make(self) -> Callable[[int], Any]:
-        return make_optimizer
-
-    @pytest.fixture
-    def step(self) -> Callable[[Any], Any]:
-        return step_optimizer
+    make = given(make_optimizer)
+    step = given(step_optimizer)
 
     @pytest.fixture
     def misfits(self) -> Mapping[str, Callable[[], Any]]:

@@ -6,8 +6,6 @@ acknowledged, and retention then removed the good one before it.
 
 import contextlib
 import errno
-import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +13,10 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
+from tests.support.refusals import refuse
 
 STATE = {"a": np.arange(5000.0), "b": {"c": np.arange(3)}}
 MOST = 200
-
-
-@contextlib.contextmanager
-def failing(name: str, at: int, number: int) -> Iterator[list[int]]:
-    """``os.<name>`` fails once, at its n-th call; counts the calls."""
-    real: Callable[..., Any] = getattr(os, name)
-    calls = [0]
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == at:
-            raise OSError(number, os.strerror(number), str(args[0]) if args else "")
-        return real(*args, **kwargs)
-
-    setattr(os, name, call)
-    try:
-        yield calls
-    finally:
-        setattr(os, name, real)
 
 
 def check(path: Path, n: int) -> None:
@@ -51,20 +31,21 @@ def state(n: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["scandir", "listdir", "lstat", "stat"])
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
-def test_a_listing_that_fails_loses_nothing(tmp_path, name, number):
+def test_a_listing_that_fails_loses_nothing(tmp_path, monkeypatch, name, number):
     """At every call of a save that replaces a checkpoint: one of the two is there, whole."""
     path = tmp_path / "run"
     ckpt.save(path, state(0))
     told = 0
     for at in range(1, MOST):
         new = at
-        with failing(name, at, number) as calls:
+        with monkeypatch.context() as patch:
+            looks = refuse(patch, tmp_path, number, (name,), times=1, first=at - 1)
             try:
                 ckpt.save(path, state(new), overwrite=True)
             except (OSError, ckpt.CheckpointError):
                 told += 1
                 new = -1
-        if calls[0] < at:
+        if len(looks) < at:
             break
         assert ckpt.verify(path).ok, (name, at)
         kept = int(ckpt.load(path)["a"][0])
@@ -77,15 +58,16 @@ def test_a_listing_that_fails_loses_nothing(tmp_path, name, number):
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
-def test_the_step_before_stays(tmp_path, number):
+def test_the_step_before_stays(tmp_path, monkeypatch, number):
     for at in range(1, MOST):
         run = tmp_path / str(at)
         with ckpt.Checkpointer(run, max_to_keep=1, asynchronous=False) as checkpointer:
             checkpointer.save(0, state(0))
-            with failing("scandir", at, number) as calls, contextlib.suppress(OSError):
+            with monkeypatch.context() as patch, contextlib.suppress(OSError):
+                looks = refuse(patch, tmp_path, number, ("scandir",), times=1, first=at - 1)
                 checkpointer.save(1, state(1))
             newest = checkpointer.all_steps()[-1]
         check(run / str(newest), newest)
-        if calls[0] < at:
+        if len(looks) < at:
             return
     raise AssertionError("there is no end to the calls")

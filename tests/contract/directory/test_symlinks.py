@@ -9,7 +9,6 @@ import os
 import socket
 import subprocess
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -84,21 +83,12 @@ def chain(step: Path, elsewhere: Path) -> None:
         folder.symlink_to(elsewhere / f"by-{folder.name}")
 
 
-LAYOUTS = [hub, annex, copied, whole_step, item, chain]
-Layout = Callable[[Path, Path], None]
-
-
-@pytest.fixture(params=LAYOUTS, ids=lambda layout: layout.__name__)
-def layout(request: pytest.FixtureRequest) -> Layout:
-    return request.param
-
-
-@pytest.fixture
-def linked(layout: Layout, tmp_path: Path) -> Path:
+@pytest.fixture(params=[hub, annex, copied, whole_step, item, chain])
+def linked(request, tmp_path):
     """A directory whose one step is made of links."""
     with ckpt.Checkpointer(tmp_path / "steps", asynchronous=False) as checkpointer:
         checkpointer.save(0, state=TREE, metrics={"loss": 1.0})
-    layout(tmp_path / "steps" / "0", tmp_path / "elsewhere")
+    request.param(tmp_path / "steps" / "0", tmp_path / "elsewhere")
     return tmp_path / "steps"
 
 
@@ -240,11 +230,6 @@ BROKEN = [dangling, circle, device, pipe, directory, unix_socket]
 NEEDED = ["ckpt.json", "state/manifest.ocdbt", "state/_strings.json"]
 
 
-@pytest.fixture(params=BROKEN, ids=lambda broken: broken.__name__)
-def broken(request: pytest.FixtureRequest) -> Callable[[Path], None]:
-    return request.param
-
-
 @pytest.fixture
 def two_steps(tmp_path: Path) -> Path:
     path = tmp_path / "steps"
@@ -254,6 +239,7 @@ def two_steps(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("broken", BROKEN)
 @pytest.mark.parametrize("name", [*NEEDED, "data"])
 def test_what_cannot_be_read_is_named_and_never_waited_for(two_steps, broken, name):
     step = two_steps / "1"

@@ -2,11 +2,10 @@
 
 A change is plain JSON, so that it travels to a child: `["flip", file, byte, bit]`,
 `["cut", file, size]`, `["grow", file]`, `["zero", file]`, `["zero_range", file, start, stop]`,
-`["empty", file]`, `["delete", file]`, `["swap", file, other]`, `["replace", file, path]`,
+`["delete", file]`, `["swap", file, other]`, `["replace", file, path]`,
 `["replace_item", item, path]`.
 """
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import child
 import jax
 import ml_dtypes
 import numpy as np
-from states import differences
+from child import differences
 
 import ckpt_core as ckpt
 
@@ -58,61 +57,49 @@ def make(path: str, version: int) -> None:
     child.report(verified=ckpt.verify(path).ok)
 
 
-def apply(directory: Path, change: Change) -> None:
-    """Makes one change; what it touches was copied before, see `_restored`."""
+def changed(directory: Path, change: Change) -> dict[str, bytes | None]:
+    """What the change makes of files: their new bytes, or None where one is gone."""
     kind, name, *rest = change
-    file = directory / name
+    if kind == "replace_item":
+        stale = Path(rest[0])
+        gone = dict.fromkeys(str(one.relative_to(directory)) for one in _files(directory / name))
+        return gone | {
+            f"{name}/{one.relative_to(stale)}": one.read_bytes() for one in _files(stale)
+        }
+    data = (directory / name).read_bytes()
     match kind:
         case "flip":
-            data = bytearray(file.read_bytes())
-            data[rest[0]] ^= 1 << rest[1]
-            file.write_bytes(data)
+            byte, bit = rest
+            return {name: data[:byte] + bytes([data[byte] ^ 1 << bit]) + data[byte + 1 :]}
         case "cut":
-            os.truncate(file, rest[0])
+            return {name: data[: rest[0]]}
         case "grow":
-            with file.open("ab") as stream:
-                stream.write(b"\0")
+            return {name: data + b"\0"}
         case "zero":
-            file.write_bytes(bytes(file.stat().st_size))
+            return {name: bytes(len(data))}
         case "zero_range":
-            data = bytearray(file.read_bytes())
-            data[rest[0] : rest[1]] = bytes(len(data[rest[0] : rest[1]]))
-            file.write_bytes(data)
-        case "empty":
-            file.write_bytes(b"")
+            start, stop = rest
+            return {name: data[:start] + bytes(stop - start) + data[stop:]}
         case "delete":
-            file.unlink()
+            return {name: None}
         case "swap":
-            other = directory / rest[0]
-            mine, theirs = file.read_bytes(), other.read_bytes()
-            file.write_bytes(theirs)
-            other.write_bytes(mine)
+            return {name: (directory / rest[0]).read_bytes(), rest[0]: data}
         case "replace":
-            file.write_bytes(Path(rest[0]).read_bytes())
-        case "replace_item":
-            shutil.rmtree(file)
-            shutil.copytree(rest[0], file)
-        case _:
-            raise ValueError(kind)
+            return {name: Path(rest[0]).read_bytes()}
+    raise ValueError(kind)
 
 
-def changes_nothing(directory: Path, change: Change) -> bool:
-    """Whether the files would be the same after the change: zero-filling zeros, for example."""
-    kind, name, *rest = change
-    file = directory / name
-    match kind:
-        case "zero":
-            return not any(file.read_bytes())
-        case "zero_range":
-            return not any(file.read_bytes()[rest[0] : rest[1]])
-        case "swap":
-            return file.read_bytes() == (directory / rest[0]).read_bytes()
-        case "replace":
-            return file.read_bytes() == Path(rest[0]).read_bytes()
-        case "empty":
-            return file.stat().st_size == 0
-        case _:
-            return False
+def _files(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file()]
+
+
+def _write(directory: Path, files: dict[str, bytes | None]) -> None:
+    for name, data in files.items():
+        # A new file: a mapping of the old one, if any is left, keeps seeing the old one.
+        (directory / name).unlink(missing_ok=True)
+        if data is not None:
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_bytes(data)
 
 
 def load_damaged(original: str, scratch: str, version: int, changes: list[Change]) -> None:
@@ -125,20 +112,24 @@ def load_damaged(original: str, scratch: str, version: int, changes: list[Change
     copy = Path(scratch)
     shutil.copytree(original, copy)
     for number, change in enumerate(changes):
-        if changes_nothing(copy, change):
+        files = changed(copy, change)
+        before = {
+            name: (copy / name).read_bytes() if (copy / name).exists() else None for name in files
+        }
+        if files == before:  # such as zeros where zeros were
             child.report(number=number, outcome="no change")
             continue
-        apply(copy, change)
+        _write(copy, files)
         child.report(number=number, loading=True)
         child.report(number=number, **_load(copy, expected))
-        _restore(Path(original), copy, change)
+        _write(copy, before)
 
 
-def load_untouched(original: str, scratch: str, version: int, change: Change) -> None:
+def load_untouched(original: str, scratch: str, version: int, name: str) -> None:
     """Loads a copy in which one file was rewritten by the same bytes."""
     copy = Path(scratch)
     shutil.copytree(original, copy)
-    _restore(Path(original), copy, change)
+    _write(copy, {name: (copy / name).read_bytes()})
     child.report(**_load(copy, comparable(tree(version))))
 
 
@@ -171,15 +162,3 @@ def _outcome(path: Path, expected: Any, *, as_numpy: bool) -> tuple[str, str, li
         return f"untyped {type(error).__name__}: {error}", "", []
     wrong = differences(comparable(loaded), expected)
     return (f"SILENT: {wrong}" if wrong else "same"), "", []
-
-
-def _restore(original: Path, copy: Path, change: Change) -> None:
-    kind, name, *rest = change
-    if kind == "replace_item":
-        shutil.rmtree(copy / name)
-        shutil.copytree(original / name, copy / name)
-        return
-    for touched in (name, *(rest if kind == "swap" else ())):
-        # A new file: a mapping of the old one, if any is left, keeps seeing the old one.
-        (copy / touched).unlink(missing_ok=True)
-        shutil.copyfile(original / touched, copy / touched)

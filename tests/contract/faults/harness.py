@@ -7,10 +7,7 @@
 Every wait is bounded, and a process is only ever ended by its own process id.
 """
 
-from __future__ import annotations
-
 import dataclasses
-import filecmp
 import functools
 import json
 import os
@@ -78,7 +75,7 @@ class Outcome:
         """All values that the child reported under `key`, in order."""
         return [event[key] for event in self.events if key in event]
 
-    def split(self, mark: str) -> tuple[Outcome, Outcome] | None:
+    def split(self, mark: str) -> "tuple[Outcome, Outcome] | None":
         """A finished job and the one after it, where the child reported `mark` in between."""
         for index, event in enumerate(self.events):
             if mark in event:
@@ -98,7 +95,6 @@ class Outcome:
 
 @functools.cache
 def build_shim(directory: Path) -> Path:
-    """Compiles the shim into `directory` and returns its path."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None or sys.platform != "linux":
         raise Unavailable("the preload shim needs Linux and a C compiler")
@@ -116,7 +112,6 @@ def build_shim(directory: Path) -> Path:
 
 
 def environment(shim: Path | None) -> dict[str, str]:
-    """The environment of a child, the shim preloaded."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("FAULT_")}
     env["PYTHONPATH"] = os.pathsep.join(
         part for part in (str(HERE), str(REPOSITORY), env.get("PYTHONPATH")) if part
@@ -204,15 +199,6 @@ class Children:
         """`job(value)` for each value, two of them at once."""
         with ThreadPoolExecutor(2) as threads:
             yield from threads.map(job, values)
-
-
-def cut_power(image: str, copy: str) -> None:
-    """Copies what has reached the device: what a machine would find after losing power now."""
-    for _ in range(20):
-        subprocess.run(["cp", "--sparse=always", image, copy], check=True, timeout=60)
-        if filecmp.cmp(image, copy, shallow=False):
-            return  # nothing was written while it was being copied
-    raise RuntimeError("the device is never quiet")
 
 
 def _lines(path: Path) -> list[str]:

@@ -39,19 +39,11 @@ def second(step: int) -> int:
 
 
 def tree(value: int) -> dict[str, Any]:
-    """A state with a value."""
     return {"w": np.full(300, value), "n": value}
 
 
 def opened(root: str, layout: str, host: str = "host", **more: Any) -> ckpt.Checkpointer:
-    """The run on one of its hosts.
-
-    Args:
-        root: of persistent and local directories.
-        layout: which tiers it has.
-        host: whose local directory is used; empty for none.
-        more: of the Checkpointer.
-    """
+    """The run on one of its hosts, with that host's local directory if it has a name."""
     options = ckpt.Options(
         persist_policy=None if layout == "one tier" else ckpt.when.every_steps(100),
         local_max_to_keep=10,
@@ -63,20 +55,13 @@ def opened(root: str, layout: str, host: str = "host", **more: Any) -> ckpt.Chec
 
 
 def save(checkpointer: ckpt.Checkpointer, step: int, value: int, **more: Any) -> None:
-    """Saves a step with a value, also in its metadata."""
     assert checkpointer.save(step, tree(value), metadata={"value": value}, **more), step
     checkpointer.wait_until_finished()
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call, given the four steps of a layout.
-
-    Attributes:
-        call: what is disturbed.
-        found: what there may be: before, perhaps in between, and after it.
-        before: what is done before it.
-    """
+    """One call, given the four steps of a layout; what there may be before it, in between, and after; what goes before."""
 
     call: Callable[[ckpt.Checkpointer, tuple[int, ...]], object]
     found: Callable[[tuple[int, ...]], list[Steps]]
@@ -141,12 +126,7 @@ CASES = {
 
 
 def prepared(root: str, layout: str, case: Case, *, restarted: bool) -> ckpt.Checkpointer:
-    """A run right before the call.
-
-    Args:
-        root, layout, case: which.
-        restarted: by a program that has saved none of its steps.
-    """
+    """A run right before the call; restarted: by a program that has saved none of its steps."""
     steps = STEPS[layout]
     checkpointer = opened(root, layout)
     for step in steps:
@@ -164,7 +144,6 @@ def prepared(root: str, layout: str, case: Case, *, restarted: bool) -> ckpt.Che
 
 
 def run(root: str, layout: str, name: str, restarted: bool) -> None:
-    """What a child does."""
     import child
 
     case = CASES[name]

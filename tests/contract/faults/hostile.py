@@ -11,13 +11,14 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import child
 import jax
 import numpy as np
-from states import differences
+from child import differences
 
 import ckpt_core as ckpt
 
@@ -37,32 +38,22 @@ def make(path: str) -> None:
         checkpointer.save(0, GOOD)
 
 
-def open_all(cases: list[tuple[str, str]]) -> None:
-    """Opens every `(name, path)`; the name is reported first, so that a crash has one."""
+READERS: dict[str, Callable[[str], Any]] = {
+    "inspect": lambda path: ckpt.inspect(path),
+    "as_numpy": lambda path: ckpt.load(path, as_numpy=True),
+    "load": lambda path: jax.block_until_ready(ckpt.load(path)),
+    "like": lambda path: ckpt.load(path, GOOD),
+    "verify": lambda path: ckpt.verify(path),
+}
+
+
+def open_all(cases: list[tuple[str, str]], readers: list[str] | None = None) -> None:
+    """Opens every `(name, path)`; the name is reported first, so that a crash has one, and the seconds of a core."""
     for name, path in cases:
         child.report(opening=name)
-        readers: dict[str, Callable[[], Any]] = {
-            "inspect": lambda path=path: ckpt.inspect(path),
-            "as_numpy": lambda path=path: ckpt.load(path, as_numpy=True),
-            "load": lambda path=path: jax.block_until_ready(ckpt.load(path)),
-            "like": lambda path=path: ckpt.load(path, GOOD),
-            "verify": lambda path=path: ckpt.verify(path),
-        }
-        child.report(
-            opened=name, results={reader: _class(call) for reader, call in readers.items()}
-        )
-
-
-def opened(call: str, path: str) -> None:
-    """One call, and its seconds of a core, whatever else the machine does."""
-    calls: dict[str, Callable[[], Any]] = {
-        "inspect": lambda: ckpt.inspect(path),
-        "load": lambda: ckpt.load(path, as_numpy=True),
-        "verify": lambda: ckpt.verify(path),
-    }
-    started = time.process_time()
-    child.report(said=_class(calls[call])[-3000:])
-    child.report(secs=time.process_time() - started)
+        started = time.process_time()
+        results = {one: _class(partial(READERS[one], path)) for one in readers or READERS}
+        child.report(opened=name, results=results, secs=time.process_time() - started)
 
 
 def open_steps(directory: str) -> None:
@@ -128,15 +119,6 @@ def without_record(path: str) -> None:
         file.write_text(json.dumps(value))
     shutil.rmtree(f"{path}/data", ignore_errors=True)
     ckpt.load(path)
-
-
-def open_one(path: str) -> None:
-    results = {
-        "inspect": _class(lambda: ckpt.inspect(path)),
-        "load": _class(lambda: jax.block_until_ready(ckpt.load(path))),
-        "as_numpy": _class(lambda: ckpt.load(path, as_numpy=True)),
-    }
-    child.report(results=results)
 
 
 # ---- what became of a call -----------------------------------------------------------------------

@@ -12,8 +12,7 @@ from typing import Any
 import child
 import numpy as np
 import scenarios
-from harness import cut_power
-from states import state, version_of
+from child import cut_power, state, version_of
 
 import ckpt_core as ckpt
 

@@ -10,24 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import child
-from states import FROZEN, state, version_of
+from child import FROZEN, state, version_of
 
 import ckpt_core as ckpt
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """How to prepare, and what to disturb.
+    """How to prepare, and what to disturb."""
 
-    Attributes:
-        name: of the checkpoint that `save` makes, below the root; a number is a step.
-        prepare: makes the earlier checkpoints; returns what `save` works on.
-        save: the save of version 2 that is counted and killed; with `overwrite=True` once more, after it failed.
-    """
-
-    name: str
-    prepare: Callable[[str], Any]
-    save: Callable[..., object]
+    name: str  # of the checkpoint that `save` makes, below the root; a number is a step
+    prepare: Callable[[str], Any]  # makes the earlier checkpoints; gives what `save` works on
+    save: Callable[..., object]  # of version 2; with `overwrite=True` once more, after it failed
 
     def later(self, root: str) -> None:
         """A save by a process that knows nothing of this one."""

@@ -21,14 +21,7 @@ def run(scenario: str, url: str, environment: dict[str, str], pid_file: str) -> 
     os.environ.update(environment)
     with open(pid_file, "w") as file:
         file.write(str(os.getpid()))
-    {
-        "save": save,
-        "overwrite": overwrite,
-        "loop": loop,
-        "delete": delete,
-        "clean": clean,
-        "go on": go_on,
-    }[scenario](url)
+    globals()[scenario.replace(" ", "_")](url)
     child.report(done=True)
 
 

@@ -7,13 +7,13 @@ a crash or a hang is a failure and not the end of the test run.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.contract.faults.fixtures import make_plain_pool  # noqa: F401 (fixture)
 from tests.contract.faults.harness import Children
 
 Change = list[Any]
@@ -35,45 +35,40 @@ def saved(plain_pool: Children, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 def test_undamaged_copy_loads(plain_pool, saved, tmp_path):
     """The copies themselves are fine: what the other tests find is the damage."""
-    nothing: Change = ["zero_range", _files(saved / "good")[0], 0, 0]
-    outcome = plain_pool.run(
-        "damage:load_untouched", [str(saved / "good"), str(tmp_path / "copy"), 1, nothing]
-    )
+    arguments = [str(saved / "good"), str(tmp_path / "copy"), 1, _files(saved / "good")[0]]
+    outcome = plain_pool.run("damage:load_untouched", arguments)
     assert outcome.exit_code == 0, str(outcome)
     assert outcome.reported("outcome") == ["same"], str(outcome)
     assert outcome.reported("verified") == [True], str(outcome)
 
 
-@pytest.mark.always
-def test_flipped_bits(plain_pool, saved, tmp_path):
-    _check(plain_pool, saved, tmp_path, list(_flips(saved / "good", per_file=14)))
+def _swaps(
+    saved: Path, pairs: Callable[[list[str]], Iterable[tuple[str, str]]]
+) -> Iterator[Change]:
+    return (["swap", a, b] for a, b in pairs(_files(saved / "good")))
 
 
-def test_truncated_grown_zeroed_and_missing_files(plain_pool, saved, tmp_path):
-    _check(plain_pool, saved, tmp_path, list(_sizes(saved / "good")))
+def _lengths(directory: Path) -> Iterator[Change]:
+    for name in _files(directory):
+        size = (directory / name).stat().st_size
+        yield from (["cut", name, length] for length in range(0, size, max(1, size // 150)))
 
 
-def test_swapped_and_stale_files(plain_pool, saved, tmp_path):
-    files = _files(saved / "good")
-    changes: list[Change] = [["swap", a, b] for a, b in itertools.pairwise(files)]
-    _check(plain_pool, saved, tmp_path, changes + list(_stale(saved)))
+CHANGES: dict[str, Callable[[Path], Iterable[Change]]] = {
+    "flipped bits": lambda saved: _flips(saved / "good", per_file=14),
+    "truncated, grown, zeroed and missing": lambda saved: _sizes(saved / "good"),
+    "swapped and stale": lambda saved: [*_swaps(saved, itertools.pairwise), *_stale(saved)],
+    "every byte of metadata and every 64th of data": lambda saved: _flips(saved / "good", None),
+    "every pair swapped": lambda saved: _swaps(saved, partial(itertools.combinations, r=2)),
+    "truncated at many lengths": lambda saved: _lengths(saved / "good"),
+}
 
 
-def test_every_byte_of_metadata_and_every_64th_of_data(plain_pool, saved, tmp_path):
-    _check(plain_pool, saved, tmp_path, list(_flips(saved / "good", per_file=None)))
-
-
-def test_every_pair_of_files_swapped(plain_pool, saved, tmp_path):
-    pairs = itertools.combinations(_files(saved / "good"), 2)
-    _check(plain_pool, saved, tmp_path, [["swap", a, b] for a, b in pairs])
-
-
-def test_truncated_at_many_lengths(plain_pool, saved, tmp_path):
-    changes: list[Change] = []
-    for name in _files(saved / "good"):
-        size = (saved / "good" / name).stat().st_size
-        changes += [["cut", name, length] for length in range(0, size, max(1, size // 150))]
-    _check(plain_pool, saved, tmp_path, changes)
+@pytest.mark.parametrize(
+    "name", [pytest.param("flipped bits", marks=pytest.mark.always), *[*CHANGES][1:]]
+)
+def test_damaged_files(plain_pool, saved, tmp_path, name):
+    _check(plain_pool, saved, tmp_path, [*CHANGES[name](saved)])
 
 
 def _files(directory: Path) -> list[str]:
@@ -105,7 +100,7 @@ def _sizes(directory: Path) -> Iterator[Change]:
         yield ["delete", name]
         yield ["grow", name]
         if size:
-            yield ["empty", name]
+            yield ["cut", name, 0]
             yield ["zero", name]
             yield ["zero_range", name, size // 3, size // 2]
             yield ["zero_range", name, size - 1, size]

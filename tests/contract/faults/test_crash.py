@@ -12,10 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.contract.faults.fixtures import (
-    make_pool,  # noqa: F401 (fixtures)
-    make_shim,  # noqa: F401 (fixtures)
-)
 from tests.contract.faults.harness import Children, Fault, Op, Outcome
 
 _KEPT_OLD = (".ckpt-old.", ".ckpt-kept.")
@@ -45,19 +41,12 @@ def counted(pool: Children, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 @dataclass(frozen=True)
 class Expectation:
-    """The version of every checkpoint that a reader may find in a scenario.
-
-    Attributes:
-        old: before the disturbed save.
-        new: after it was acknowledged.
-        later: after the save of the next process.
-        between: what else may be found when the disturbed save was not acknowledged.
-    """
+    """The version of every checkpoint that a reader may find: before the disturbed save, and after it was acknowledged."""
 
     old: dict[str, int]
     new: dict[str, int]
-    later: tuple[dict[str, int], ...]
-    between: tuple[dict[str, int], ...] = ()
+    later: tuple[dict[str, int], ...]  # after the save of the next process
+    between: tuple[dict[str, int], ...] = ()  # also found if the save was not acknowledged
 
     def allowed(
         self, events: list[dict[str, Any]], *, kept_too_much: bool = False

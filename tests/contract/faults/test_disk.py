@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.faults.fixtures import make_plain_pool  # noqa: F401 (fixture)
-from tests.contract.faults.harness import RUN, Outcome, cut_power, environment, request_of
+from tests.contract.faults.child import cut_power
+from tests.contract.faults.harness import RUN, Outcome, environment, request_of
 
 pytestmark = pytest.mark.faults
 
@@ -133,15 +133,7 @@ def _ext4(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
         yield image, disk
 
 
-@pytest.mark.parametrize(
-    "scenario",
-    [
-        "overwrite",
-        "async_step",
-        "new",
-        "step",
-    ],
-)
+@pytest.mark.parametrize("scenario", ["overwrite", "async_step", "new", "step"])
 def test_power_cut_after_a_save_was_acknowledged(plain_pool, tmp_path, scenario):
     with _ext4(tmp_path) as (image, disk):
         root = disk / "new" / "directories"  # whose names must be durable too

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from tests.contract.faults.fixtures import make_pool, make_shim  # noqa: F401 (fixtures)
 from tests.contract.faults.harness import Fault, Outcome
 from tests.contract.faults.history_scenarios import (
     CASES,
@@ -53,19 +52,8 @@ def _files(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*")}
 
 
-def check_restart(
-    root: Path,
-    layout: str,
-    allowed: list[Steps],
-    numbers: list[int],
-) -> Steps:
-    """What readers and writers find after the call; then the run goes on with these numbers; gives the former.
-
-    Args:
-        root, layout: of the run.
-        allowed: what may be found.
-        numbers: how far the next saves are from the newest step.
-    """
+def check_restart(root: Path, layout: str, allowed: list[Steps], numbers: list[int]) -> Steps:
+    """What readers and writers find after the call; the run then goes on, so many steps from the newest each time."""
     before = _files(root)
     with opened(str(root), layout, read_only=True) as reader:
         found = seen(reader)
@@ -91,11 +79,6 @@ def check_restart(
     return found
 
 
-def going_on(layout: str) -> list[int]:
-    """How far the next saves are from the newest step: also onto numbers that were left, in all tiers that save."""
-    return [1, 1] if layout in ("one tier", "local only") else [100, 1, 99]
-
-
 NAMES = [
     (layout, name, restarted)
     for layout in STEPS
@@ -116,6 +99,8 @@ def _marked(quick: list[tuple[str, str, bool]]) -> list[Any]:
 @pytest.mark.parametrize(("layout", "name", "restarted", "all_"), _marked(_QUICK))
 def test_killed(pool, tmp_path, layout, name, restarted, all_):
     allowed = CASES[name].found(STEPS[layout])
+    # also onto numbers that were left, in all tiers that save
+    going_on = [1, 1] if layout in ("one tier", "local only") else [100, 1, 99]
 
     def run(fault: Fault) -> tuple[Path, Outcome]:
         root = tmp_path / f"{fault.action}-{fault.nth}"
@@ -127,7 +112,7 @@ def test_killed(pool, tmp_path, layout, name, restarted, all_):
         acknowledged = bool(outcome.reported("acknowledged"))
         assert outcome.was_killed or acknowledged, str(outcome)
         try:
-            check_restart(root, layout, allowed[-1:] if acknowledged else allowed, going_on(layout))
+            check_restart(root, layout, allowed[-1:] if acknowledged else allowed, going_on)
         except (AssertionError, ckpt.CheckpointError) as error:
             struck = [str(op) for op in outcome.ops[-3:]]
             raise AssertionError(

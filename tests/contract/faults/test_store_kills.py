@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 import ckpt_core as ckpt
-from tests.contract.faults.fixtures import make_plain_pool  # noqa: F401 (fixture)
 from tests.contract.faults.harness import Children, Outcome
 from tests.support.fault_proxy import Fault, Proxy, Request, proxied
 from tests.support.gcs_server import Server

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import ckpt_core as ckpt
 from ckpt_core.testing import assert_same

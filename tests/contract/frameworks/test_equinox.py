@@ -2,9 +2,9 @@
 
 import functools
 import math
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,8 +12,7 @@ import optax
 import pytest
 
 import ckpt_core as ckpt
-
-eqx = pytest.importorskip("equinox")
+from tests.support.trees import Keyless, Moments, Plain, Registered
 
 
 def keys(seed: int, count: int) -> Any:
@@ -64,28 +63,6 @@ def make_trainer(seed: int) -> Trainer:
     )
 
 
-@jax.tree_util.register_pytree_node_class
-class Indexed:
-    """Registered without names for its children."""
-
-    def __init__(self, w: Any, f: Any) -> None:
-        self.w, self.f = w, f
-
-    def tree_flatten(self) -> tuple[Any, None]:
-        return (self.w, self.f), None
-
-    @classmethod
-    def tree_unflatten(cls, _: None, children: Any) -> "Indexed":
-        return cls(*children)
-
-
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["w", "f"], meta_fields=[])
-@dataclass
-class Registered:
-    w: Any
-    f: Any
-
-
 def weight(seed: int) -> jax.Array:
     return jax.random.normal(jax.random.key(seed), (5,))
 
@@ -103,7 +80,7 @@ MODULES = {
         eqx.nn.GRUCell(2, 3, key=jax.random.key(seed)),
     ),
     "filter_jit": lambda seed: eqx.filter_jit(eqx.nn.MLP(2, 3, 4, 1, key=jax.random.key(seed))),
-    "no names of children": lambda seed: Indexed(weight(seed), jax.nn.relu),
+    "no names of children": lambda seed: Keyless(weight(seed), jax.nn.relu),
     "registered dataclass": lambda seed: {"a": [Registered(weight(seed), jax.nn.relu)]},
     "in a module in a dict": lambda seed: {
         "model": eqx.nn.MLP(2, 3, 4, 1, activation=jax.nn.tanh, key=jax.random.key(seed)),
@@ -187,17 +164,6 @@ def test_a_partial_is_its_function(tmp_path):
         assert ckpt.load(tmp_path / "one", other).activation is other.activation
 
 
-class Pair(NamedTuple):
-    w: Any
-    f: Any
-
-
-@dataclass
-class Plain:
-    w: Any
-    f: Any
-
-
 class MappingLike(dict[str, Any]):
     """A dictionary of a class of its own has keys, and no fields."""
 
@@ -222,7 +188,7 @@ class Live:
         ({"a": 1, "f": lambda x: x}, "<lambda>"),
         ({"f": jax.nn.relu}, ":relu"),
         ([jnp.sin], "jax.numpy:sin"),
-        (Pair(1, jax.nn.relu), ":relu"),
+        (Moments(1, jax.nn.relu), ":relu"),
         (Plain(1, jax.nn.relu), ":relu"),
         (optax.adam(1e-3), "init_fn"),
         (jax.nn.relu, ":relu"),
@@ -240,15 +206,10 @@ def test_functions_elsewhere_are_refused_by_name(tree, name, tmp_path):
 
 @pytest.mark.parametrize(
     "value",
-    [
-        Live().method,
-        np.random.default_rng(0).normal,
-        functools.partial(Live().method, 1),
-        Live(),
-    ],
+    [Live().method, np.random.default_rng(0).normal, functools.partial(Live().method, 1), Live()],
 )
 def test_what_has_a_state_of_its_own_is_no_code(value, tmp_path):
-    with pytest.raises(ckpt.UnsupportedLeaf, match="f: cannot save a"):
+    with pytest.raises(ckpt.UnsupportedLeaf, match="more: cannot save a"):
         ckpt.save(tmp_path / "one", Registered(1, value))
 
 

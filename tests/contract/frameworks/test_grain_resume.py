@@ -8,16 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-import ckpt_core as ckpt
-
-pytest.importorskip("grain")
-pytest.importorskip("ckpt_grain")
 import grain
 import numpy as np
+import pytest
 from grain import experimental as gx
 
+import ckpt_core as ckpt
 from ckpt_grain import ADAPTER, with_proof
 from tests.support import grain_pipelines
 from tests.support.grain_pipelines import (

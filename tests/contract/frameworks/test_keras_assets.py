@@ -3,28 +3,17 @@
 Keras' lookup layers need TensorFlow; ``Words`` keeps its vocabulary in the same way, as a file.
 """
 
-from __future__ import annotations
-
 import os
 
 import jax
-import numpy as np
 import pytest
 
 import ckpt_core as ckpt
 import ckpt_keras
 from tests.support import keras_models as km
+from tests.support.keras_models import OrbaxCheckpointCallback, keras, layers
 
-keras, layers = km.keras, km.keras.layers
-compiled_once = km.compiled_once
-OrbaxCheckpointCallback = ckpt_keras.OrbaxCheckpointCallback
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning"),
-]
+compiled_once, pytestmark = km.compiled_once, km.OF_ORBAX
 
 
 @keras.saving.register_keras_serializable(package="ckpt_tests")
@@ -162,9 +151,6 @@ def test_what_the_core_leaves_out_is_said(tmp_path):
     ckpt.save(tmp_path / "none", model=km.small())  # has none, and nothing is said
 
 
-# ------------------------------------------------------------------------ Keras' own, both ways
-
-
 def test_ours_is_read_by_keras(tmp_path):
     pytest.importorskip("orbax.checkpoint")
     model = trained(tmp_path)
@@ -188,45 +174,15 @@ def test_theirs_is_read_by_us(tmp_path, monkeypatch):
     assert vocabularies(keras.saving.load_model(str(tmp_path))) == GERMAN
 
 
-def named(seed):
-    """Keras' loaders match by name alone: everything has one."""
-    keras.utils.set_random_seed(seed)
-    inputs = keras.Input((4,), name="in")
-    x = layers.BatchNormalization(name="norm")(layers.Dense(3, name="a")(inputs))
-    model = keras.Model(inputs, layers.Dense(2, name="b")(layers.Dropout(0.2)(x)), name="n")
-    model.compile(keras.optimizers.Adam(name="adam"), "mse", metrics=["mae"])
-    return model
-
-
-def weights_of(model):
-    return [np.array(v.value) for v in (*model.weights, *model.optimizer.variables)]
-
-
-@pytest.mark.parametrize("weights_only", [False, True])
-def test_keras_load_weights_reads_ours(tmp_path, weights_only):
-    pytest.importorskip("orbax.checkpoint")
-    model, other = named(0), named(1)
-    km.fit(model, [OrbaxCheckpointCallback(tmp_path, save_weights_only=weights_only)])
-    km.fit(other)  # makes the slots, which Keras' load_weights does not
-    other.load_weights(str(tmp_path))
-    count = len(model.weights) if weights_only else None
-    km.assert_same(weights_of(model)[:count], weights_of(other)[:count])
-    if weights_only:
-        with pytest.raises(ValueError, match="model configuration"):
-            keras.saving.load_model(str(tmp_path))
-
-
 def test_checkpoints_of_older_versions_are_read(tmp_path):
     """Their item is called ``model``, and has no assets beside it."""
-    model = km.small()
-    km.fit(model, [OrbaxCheckpointCallback(tmp_path / "new")])
+    model = km.trained(km.small(), [OrbaxCheckpointCallback(tmp_path / "new")])
     items = {name: ckpt.load(tmp_path / "new" / "0", item=name) for name in ("fit", "model_config")}
     items["model"] = ckpt.load(tmp_path / "new" / "0", item="pytree")
     with ckpt.Checkpointer(tmp_path / "old") as checkpointer:
         checkpointer.save(0, items=items)
     km.assert_same(km.values(model), km.values(ckpt_keras.load_model(tmp_path / "old")))
-    straight = km.small()
-    km.fit(straight, epochs=2)
+    straight = km.trained(km.small(), epochs=2)
     other = km.small(1)
     assert km.fit(other, [OrbaxCheckpointCallback(tmp_path / "old")], epochs=2).epoch == [1]
     km.assert_same(km.values(straight), km.values(other))

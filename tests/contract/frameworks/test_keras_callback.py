@@ -1,7 +1,5 @@
 """The callback's arguments, what it keeps, and data pipelines."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 
@@ -12,18 +10,18 @@ import pytest
 import ckpt_core as ckpt
 import ckpt_keras
 from tests.support import keras_models as km
+from tests.support.keras_models import (
+    Callback,
+    OrbaxCheckpointCallback,
+    Stop,
+    keras,
+    load_model,
+    steps,
+)
+from tests.support.own import Own
 
-keras = km.keras
-compiled_once = km.compiled_once
+compiled_once, pytestmark = km.compiled_once, km.QUIET
 KerasCheckpointManager = ckpt_keras.KerasCheckpointManager
-OrbaxCheckpointCallback = ckpt_keras.OrbaxCheckpointCallback
-load_model = ckpt_keras.load_model
-Stop, steps = km.Stop, km.steps
-
-# Variable.numpy() of Keras 3.15 does not know of numpy 2's copy=
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
-Callback = keras.callbacks.Callback
 
 
 @pytest.fixture(autouse=True)
@@ -53,9 +51,6 @@ def trained(directory, *others, epochs=1, **arguments):
     callback = OrbaxCheckpointCallback(directory, **arguments)
     km.fit(model, [*others, callback], epochs=epochs)
     return model, callback
-
-
-# ----------------------------------------------------------------------------------- arguments
 
 
 def test_arguments_are_those_of_keras_and_more():
@@ -170,19 +165,6 @@ def test_save_weights_only(tmp_path):
     assert history.epoch == [1]
 
 
-class Words:
-    """An object with state of its own."""
-
-    def __init__(self, count=0):
-        self.count = count
-
-    def get_state(self):
-        return {"count": np.array(self.count)}
-
-    def set_state(self, state):
-        self.count = int(state["count"])
-
-
 @pytest.mark.filterwarnings("ignore:.*save_weights_only:UserWarning")
 @pytest.mark.parametrize("weights_only", [True, False])
 def test_extra_items_are_saved_and_restored(tmp_path, weights_only):
@@ -190,7 +172,7 @@ def test_extra_items_are_saved_and_restored(tmp_path, weights_only):
         weight = keras.Variable(np.full((2,), value, "f4"), name="w")
         optimizer = keras.optimizers.SGD(momentum=0.9)
         optimizer.build([weight])
-        return {"weight": weight, "words": Words(value), "d_optimizer": optimizer}
+        return {"weight": weight, "words": Own(count=np.array(value)), "d_optimizer": optimizer}
 
     one, other = make(5), make(0)
     one["d_optimizer"].apply([np.ones((2,), "f4")], [one["weight"]])
@@ -231,9 +213,6 @@ def test_what_cannot_be_tracked_is_named(tmp_path):
     holds = Holds()
     with pytest.raises(ckpt.UnsupportedLeaf, match=r"Holds.lock is a set"):
         trained(tmp_path, holds, track=[holds])
-
-
-# ---------------------------------------------------------------------------------------- best
 
 
 def test_best_is_kept_besides_the_latest(tmp_path):
@@ -305,24 +284,9 @@ def test_the_metric_says_which_direction_is_better_and_nan_is_never(tmp_path, mo
     assert steps(tmp_path) == expected
 
 
-# ---------------------------------------------------------------------------------------- data
-
-
 def grain_dataset(*, repeat, kind="map"):
     grain = pytest.importorskip("grain")
-    x, y = km.data()
-
-    class Source:
-        def __len__(self):
-            return len(x)
-
-        def __getitem__(self, index):
-            return x[index], y[index]
-
-        def __repr__(self):
-            return "Source()"
-
-    dataset = grain.MapDataset.source(Source()).seed(1).shuffle()
+    dataset = grain.MapDataset.source([*zip(*km.data(), strict=True)]).seed(1).shuffle()
     if repeat:
         dataset = dataset.repeat()
     dataset = dataset.batch(8)

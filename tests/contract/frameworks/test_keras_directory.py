@@ -1,12 +1,7 @@
 """Models out of directories, Keras' own and ours; meshes; other backends. Numbers: the cases."""
 
-from __future__ import annotations
-
 import errno
 import importlib
-import json
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -14,26 +9,17 @@ import pytest
 
 import ckpt_core as ckpt
 import ckpt_keras
-from tests.support import children
 from tests.support import keras_models as km
+from tests.support.keras_models import OF_ORBAX, OrbaxCheckpointCallback, keras, load_model
 from tests.support.refusals import refuse
 
-keras = km.keras
-compiled_once = km.compiled_once
-OrbaxCheckpointCallback = ckpt_keras.OrbaxCheckpointCallback
-load_model = ckpt_keras.load_model
-
-# Variable.numpy() of Keras 3.15 does not know of numpy 2's copy=
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+compiled_once, pytestmark = km.compiled_once, km.QUIET
 
 
 def run(directory, *, seed=0, epochs=3, **arguments):
     model = km.small(seed)
     km.fit(model, [OrbaxCheckpointCallback(directory, **arguments)], epochs=epochs)
     return model
-
-
-# ---------------------------------------------------------------------------------- load_model
 
 
 def test_any_step_is_a_model_again(tmp_path):
@@ -43,8 +29,7 @@ def test_any_step_is_a_model_again(tmp_path):
         def on_epoch_end(self, epoch, logs=None):
             seen[epoch] = km.values(self.model)
 
-    model = km.small()
-    km.fit(model, [Look(), OrbaxCheckpointCallback(tmp_path)], epochs=3)
+    model = km.trained(km.small(), [Look(), OrbaxCheckpointCallback(tmp_path)], epochs=3)
     for step in (0, 1, 2):
         km.assert_same(km.values(load_model(tmp_path, step=step)), seen[step])
     loaded = load_model(tmp_path)
@@ -117,14 +102,8 @@ def test_save_and_restore_by_hand(tmp_path):
         ckpt_keras.restore(one, third, what="optimizer")
 
 
-# --------------------------------------------------------------------------------------- Orbax
-
-
+@OF_ORBAX
 @pytest.mark.parametrize("functional", [False, True])
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::UserWarning", "ignore::ResourceWarning"
-)
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_checkpoints_of_keras_own_callback_are_resumed(tmp_path, functional, monkeypatch):
     ocp = pytest.importorskip("orbax.checkpoint")
     # once anybody has imported orbax.checkpoint.multihost, Keras' callback finds that in place of this
@@ -155,15 +134,11 @@ def test_checkpoints_of_keras_own_callback_are_resumed(tmp_path, functional, mon
     assert load_model(tmp_path, step=2).optimizer.iterations == 18
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::UserWarning", "ignore::ResourceWarning"
-)
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@OF_ORBAX
 def test_orbax_reads_ours(tmp_path):
     """Adafactor, whose variables have one name: ours are distinguished in a way that Orbax can read."""
     ocp = pytest.importorskip("orbax.checkpoint")
-    model = km.small(0, keras.optimizers.Adafactor())
-    km.fit(model, [OrbaxCheckpointCallback(tmp_path)])
+    km.fit(km.small(0, "adafactor"), [OrbaxCheckpointCallback(tmp_path)])
     expected = ckpt.load(tmp_path / "0")["pytree"]
     with ocp.CheckpointManager(tmp_path) as manager:
         found = manager.restore(0)["pytree"]
@@ -173,25 +148,18 @@ def test_orbax_reads_ours(tmp_path):
     )
 
 
-# -------------------------------------------------------------------------------- distribution
-
-
-def layouts():
+def layout(name):
     distribution = keras.distribution
     devices = distribution.list_devices()
-
-    def make(name):
-        if name == "none":
-            return None
-        if name.startswith("data"):
-            return distribution.DataParallel(devices=devices[: int(name[4:])])
-        mesh = distribution.DeviceMesh((2, 4), ["batch", "model"], devices)
-        layout = distribution.LayoutMap(mesh)
-        layout[".*wide/kernel"] = (None, "model")
-        layout[".*wide/bias"] = ("model",)
-        return distribution.ModelParallel(layout_map=layout, batch_dim_name="batch")
-
-    return make
+    if name == "none":
+        return None
+    if name.startswith("data"):
+        return distribution.DataParallel(devices=devices[: int(name[4:])])
+    mesh = distribution.DeviceMesh((2, 4), ["batch", "model"], devices)
+    places = distribution.LayoutMap(mesh)
+    places[".*wide/kernel"] = (None, "model")
+    places[".*wide/bias"] = ("model",)
+    return distribution.ModelParallel(layout_map=places, batch_dim_name="batch")
 
 
 def wide(seed):
@@ -211,12 +179,7 @@ def wide(seed):
 @pytest.fixture
 def on_layout():
     """Sets a distribution for the test and takes it away after it."""
-    make = layouts()
-
-    def use(name):
-        keras.distribution.set_distribution(make(name))
-
-    yield use
+    yield lambda name: keras.distribution.set_distribution(layout(name))
     keras.distribution.set_distribution(None)
 
 
@@ -259,22 +222,9 @@ def test_saved_on_one_layout_restored_on_another(tmp_path, on_layout, saved, wan
     assert kernel.sharding.is_equivalent_to(other.get_layer("wide").kernel.value.sharding, 2)
 
 
-# ------------------------------------------------------------------------------------ backends
-
-
-def python(code, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env=children.environment(**environment),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
 TORCH = """
 import sys, json, numpy as np, keras, ckpt_core as ckpt, ckpt_keras
-directory = sys.argv[1] if len(sys.argv) > 1 else None
+directory = sys.argv[1]
 def make(seed):
     keras.utils.set_random_seed(seed)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(2)])
@@ -282,15 +232,15 @@ def make(seed):
     return model
 x, y = np.ones((8, 4), "f4"), np.ones((8, 2), "f4")
 try:
-    ckpt_keras.OrbaxCheckpointCallback(DIRECTORY)
+    ckpt_keras.OrbaxCheckpointCallback(directory)
     said = None
 except RuntimeError as error:
     said = str(error)
 model = make(0)
-callback = ckpt_keras.OrbaxCheckpointCallback(DIRECTORY, host_only=True)
+callback = ckpt_keras.OrbaxCheckpointCallback(directory, host_only=True)
 model.fit(x, y, epochs=2, verbose=0, callbacks=[callback])
 other = make(1)
-callback = ckpt_keras.OrbaxCheckpointCallback(DIRECTORY, host_only=True)
+callback = ckpt_keras.OrbaxCheckpointCallback(directory, host_only=True)
 history = other.fit(x, y, epochs=2, verbose=0, callbacks=[callback])
 host = lambda m: [keras.ops.convert_to_numpy(v.value) for v in m.variables + m.optimizer.variables]
 same = all((a == b).all() for a, b in zip(host(model), host(other)))
@@ -298,24 +248,20 @@ print(json.dumps([said, history.epoch, same]))
 """
 
 
-def test_another_backend_is_answered_in_one_sentence(tmp_path):
+def test_another_backend_is_answered_in_one_sentence(tmp_path, run_python):
     pytest.importorskip("torch")
-    done = python(TORCH.replace("DIRECTORY", repr(str(tmp_path))), KERAS_BACKEND="torch")
-    assert done.returncode == 0, done.stderr[-2000:]
-    said, epochs, same = json.loads(done.stdout.splitlines()[-1])
+    said, epochs, same = run_python(TORCH, str(tmp_path), KERAS_BACKEND="torch")
     assert "the active backend is 'torch'" in said and "KERAS_BACKEND=jax" in said
     assert "host_only=True" in said
     assert epochs == [] and same
 
 
-def test_ckpt_keras_imports_keras_late_and_names_the_backend_to_set():
-    code = "import ckpt_core, ckpt_keras, sys; assert 'keras' not in sys.modules\n"
-    code += "try:\n    import tensorflow\n    print('there')\nexcept ImportError:\n    pass\n"
-    code += "try:\n    ckpt_keras.OrbaxCheckpointCallback\nexcept ModuleNotFoundError as e:\n    print(e)"
-    environment = {"KERAS_BACKEND": "tensorflow"}
-    done = python(code, **environment)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "there" in done.stdout or "Set KERAS_BACKEND=jax before Keras is imported" in done.stdout
+def test_ckpt_keras_imports_keras_late_and_names_the_backend_to_set(run_python):
+    code = "import json, ckpt_core, ckpt_keras, sys; assert 'keras' not in sys.modules\n"
+    code += "try:\n    import tensorflow\n    told = 'there'\nexcept ImportError:\n    pass\n"
+    code += "try:\n    ckpt_keras.OrbaxCheckpointCallback\nexcept ModuleNotFoundError as e:\n    told = str(e)\n"
+    told = run_python(code + "print(json.dumps(told))", KERAS_BACKEND="tensorflow")
+    assert told == "there" or "Set KERAS_BACKEND=jax before Keras is imported" in told
 
 
 @pytest.mark.parametrize(

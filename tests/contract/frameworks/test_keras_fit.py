@@ -1,7 +1,5 @@
 """The callback inside of ``fit``: saved, stopped, resumed."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -16,20 +14,18 @@ import pytest
 
 import ckpt_core as ckpt
 import ckpt_keras
-from tests.support import forked, seams
-from tests.support import keras_models as km
+from tests.support import forked, keras_models as km, seams
 from tests.support.children import environment
+from tests.support.keras_models import (
+    Callback,
+    OrbaxCheckpointCallback,
+    Stop,
+    keras,
+    load_model,
+    steps,
+)
 
-keras = km.keras
-compiled_once = km.compiled_once
-OrbaxCheckpointCallback = ckpt_keras.OrbaxCheckpointCallback
-load_model = ckpt_keras.load_model
-Stop, steps = km.Stop, km.steps
-
-# Variable.numpy() of Keras 3.15 does not know of numpy 2's copy=
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
-Callback = keras.callbacks.Callback
+compiled_once, pytestmark = km.compiled_once, km.QUIET
 
 
 def progress(directory, step):
@@ -43,13 +39,9 @@ def resume(directory, epochs, model=None, **arguments):
     return model, history
 
 
-# ------------------------------------------------------------------------------------ resuming
-
-
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_four_epochs_are_two_and_two(tmp_path, shuffle):
-    straight = km.small()
-    km.fit(straight, epochs=4, shuffle=shuffle)
+    straight = km.trained(km.small(), epochs=4, shuffle=shuffle)
     km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path)], epochs=2, shuffle=shuffle)
     model = km.small(5)
     np.random.seed(123)  # a new process has other random numbers
@@ -175,9 +167,6 @@ def test_steps_per_execution_and_batches_between_saves(tmp_path):
         assert saved["fit"]["epoch"] * 8 + saved["fit"]["batch"] == step
 
 
-# ------------------------------------------------------------------------------- interruptions
-
-
 def test_batches_before_an_interrupt_do_not_count_for_the_next_fit(tmp_path):
     """Nothing was saved before it; then the process was to stop after fewer batches."""
 
@@ -212,8 +201,7 @@ def interrupted_inside_a_step(model, callback, nth, **arguments):
 
 @pytest.mark.parametrize("nth", [0, 2])
 def test_ctrl_c_inside_a_step_and_the_same_model_again(tmp_path, nth):
-    straight = km.small()
-    km.fit(straight, epochs=2)
+    straight = km.trained(km.small(), epochs=2)
     model, callback = km.small(), OrbaxCheckpointCallback(tmp_path)
     km.fit(model, [callback])
     callback = OrbaxCheckpointCallback(tmp_path)
@@ -242,8 +230,7 @@ def test_ctrl_c_in_the_middle_of_a_save_and_the_cell_again(tmp_path, monkeypatch
         callback = OrbaxCheckpointCallback(tmp_path, save_on_background=False, max_to_keep=None)
         return km.fit(model, [callback], epochs=3)
 
-    straight = km.small()
-    km.fit(straight, epochs=3)
+    straight = km.trained(km.small(), epochs=3)
     model = km.small()  # of an earlier cell
     with monkeypatch.context() as patch:
         moment, when = {"committed": ("commit", "after")}.get(point, (point, "before"))
@@ -275,8 +262,7 @@ def test_a_signal_to_stop_saves_the_middle_of_the_epoch_and_ends_fit(tmp_path):
             if self.model.optimizer.iterations == 9:
                 signal.raise_signal(signal.SIGTERM)
 
-    straight = km.small()
-    km.fit(straight, epochs=3)
+    straight = km.trained(km.small(), epochs=3)
     before = signal.getsignal(signal.SIGTERM)
     history = km.fit(km.small(), [Stopped(), OrbaxCheckpointCallback(tmp_path)], epochs=3)
     assert signal.getsignal(signal.SIGTERM) == before
@@ -286,9 +272,6 @@ def test_a_signal_to_stop_saves_the_middle_of_the_epoch_and_ends_fit(tmp_path):
     assert history.epoch == [1, 2] and steps(tmp_path) == [0, 1, 2]
     assert progress(tmp_path, 1)["batch"] == 0  # the whole epoch took the place of its half
     km.assert_same(km.values(straight), km.values(model))
-
-
-# ------------------------------------------------------------------------------------ again
 
 
 def test_a_second_fit_with_the_callback_is_not_shortened(tmp_path):
@@ -310,8 +293,7 @@ def test_a_script_with_two_fits_goes_on_in_the_second(tmp_path):
             callback.wait_until_finished()
         return epochs
 
-    straight = km.small()
-    km.fit(straight, epochs=2)
+    straight = km.trained(km.small(), epochs=2)
     km.fit(straight, epochs=3)
     with pytest.raises(KeyboardInterrupt):
         script(km.small(), stop=8)
@@ -349,8 +331,7 @@ def test_another_save_freq_is_refused_in_words(tmp_path):
 
 
 def test_a_damaged_step_is_skipped_and_written_again(tmp_path):
-    straight = km.small()
-    km.fit(straight, epochs=3)
+    straight = km.trained(km.small(), epochs=3)
     km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path)], epochs=2)
     (data_file,) = (tmp_path / "1" / "pytree" / "d").iterdir()
     content = bytearray(data_file.read_bytes())
@@ -363,16 +344,12 @@ def test_a_damaged_step_is_skipped_and_written_again(tmp_path):
     km.assert_same(km.values(straight), km.values(model))
 
 
-# ------------------------------------------------------------------------- inside of the epoch
-
-
 def test_a_learning_rate_that_a_later_callback_changes_is_on_disk(tmp_path):
     class Halve(Callback):
         def on_epoch_end(self, epoch, logs=None):
             self.model.optimizer.learning_rate = 0.5
 
-    model = km.small()
-    km.fit(model, [OrbaxCheckpointCallback(tmp_path), Halve()])
+    km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path), Halve()])
     (saved,) = ckpt.load(tmp_path / "0")["pytree"]["optimizer_variables"].values()
     assert float(saved["learning_rate"]) == 0.5
 
@@ -381,8 +358,7 @@ def test_a_scheduler_that_multiplies_is_applied_once(tmp_path):
     def scheduler():
         return keras.callbacks.LearningRateScheduler(lambda epoch, lr: lr * 0.5)
 
-    straight = km.small()
-    km.fit(straight, [scheduler()], epochs=3)
+    straight = km.trained(km.small(), [scheduler()], epochs=3)
     for order, save_freq in ((0, "epoch"), (1, "epoch"), (0, 3), (1, 3)):
         directory = tmp_path / f"{order} {save_freq}"
         for epochs in (2, 3):
@@ -474,8 +450,7 @@ def test_the_model_is_touched_only_by_steps_that_save(tmp_path, monkeypatch):
 
 def test_another_callback_after_ctrl_c(tmp_path, monkeypatch):
     """The cell of a notebook, run again while the save before Ctrl-C is still being written."""
-    straight = km.small(0)
-    km.fit(straight, epochs=2)
+    straight = km.trained(km.small(0), epochs=2)
     again, reached, sync = threading.Event(), threading.Event(), os.fsync
 
     def late(file):

@@ -86,7 +86,7 @@ def whole(model):
 FIT = (
     MODEL
     + """
-mesh, how, seed, killed_at = {mesh!r}, {how!r}, {seed}, {killed_at}
+mesh, how, seed, killed_at, epochs, stopped = SETTINGS
 divided = distribute(mesh)
 keras.utils.set_random_seed(seed)
 if "own order" in how:
@@ -94,6 +94,11 @@ if "own order" in how:
 
 class Watch(keras.callbacks.Callback):
     trained = -1
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == stopped and index == count - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+            value_of = jax._src.distributed.global_state.client.blocking_key_value_get
+            value_of("RECEIVED_PREEMPTION_NOTICE", 60_000)  # the service has it, and sends it to all
     def on_train_batch_begin(self, batch, logs=None):
         Watch.trained += 1
         if Watch.trained == killed_at:
@@ -110,8 +115,8 @@ class Words(logging.Handler):
 logging.getLogger("ckpt_keras").addHandler(Words())
 
 model = made()
-callback = OrbaxCheckpointCallback(directory, save_freq=6, max_to_keep=None, options=options, **{arguments})
-history = model.fit(Batches(divided, "own order" in how), epochs=3, verbose=0, shuffle=False, callbacks=[callback, Watch()])
+callback = OrbaxCheckpointCallback(directory, **{"save_freq": 6, "max_to_keep": None, "options": options} | ARGUMENTS)
+history = model.fit(Batches(divided, "own order" in how), epochs=epochs, verbose=0, shuffle=False, callbacks=[callback, Watch()])
 values = [value.tobytes().hex() for value in whole(model)]
 report(epochs=history.epoch, parts=parts(model), values=values, words="".join(said))
 """
@@ -126,15 +131,14 @@ def fit(
     how: str = "",
     seed: int = 0,
     killed_at: int = -1,
+    epochs: int = EPOCHS,
+    stopped: int = -1,
     **arguments: Any,
 ) -> list[dict[str, Any]]:
     """What the processes of one program report, of eight devices together; nothing of those that were killed."""
     directory.parent.mkdir(exist_ok=True)
-    code = FIT
-    values = {"mesh": mesh, "how": how, "seed": seed, "killed_at": killed_at}
-    for name, value in values.items():
-        code = code.replace(f"{{{name}}}", str(value)).replace(f"{{{name}!r}}", repr(value))
-    code = code.replace("{arguments}", repr(arguments))
+    settings = (mesh, how, seed, killed_at, epochs, stopped)
+    code = FIT.replace("SETTINGS", repr(settings)).replace("ARGUMENTS", repr(arguments))
     ended = launch(
         code,
         directory,
@@ -149,7 +153,7 @@ def fit(
     return []
 
 
-def test_what_a_process_shuffles_is_its_own(tmp_path: Path) -> None:
+def test_what_a_process_shuffles_is_its_own(tmp_path):
     """A save was refused where numpy's generators differ, as they do unless the program seeds them alike."""
     straight = fit(tmp_path / "straight" / "run", "2x4", 2, how="own order")
     fit(tmp_path / "killed" / "run", "2x4", 2, how="own order", killed_at=KILLED_AT)
@@ -186,7 +190,7 @@ report(values=[value.tobytes().hex() for value in whole(model)])
 
 
 @pytest.mark.parametrize("mesh", ["data", "2x4", "4x2", "1x8"])
-def test_killed_and_resumed_on_two_and_on_one(tmp_path: Path, mesh: str) -> None:
+def test_killed_and_resumed_on_two_and_on_one(tmp_path, mesh):
     """With "1x8" the parts of one weight lie in both processes, and both feed the whole batch."""
     straight = fit(tmp_path / "straight" / "run", mesh, 2, how="dump")
     killed = tmp_path / "killed" / "run"
@@ -214,53 +218,20 @@ def run(code: str, directory: Path, *, devices: int = 8) -> list[dict[str, Any]]
     return reports(ended)
 
 
-def test_another_number_of_processes_says_whose_random_state_it_takes(tmp_path: Path) -> None:
+def test_another_number_of_processes_says_whose_random_state_it_takes(tmp_path):
     directory = tmp_path / "run" / "run"
     fit(directory, "data", 2, how="own order", killed_at=KILLED_AT, save_on_background=False)
     (one,) = fit(directory, "data", 1, how="own order")
     assert "saved by 2 processes, and 1 run now" in one["words"], one["words"]
 
 
-CODE = """
-import keras
-from ckpt_keras import OrbaxCheckpointCallback
-
-epochs, seed, frequency, stopped = SETTINGS
-keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
-keras.utils.set_random_seed(seed)
-model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), keras.layers.Dense(2)])
-model.compile("adam", "mse", metrics=["mae"])
-rng = np.random.default_rng(0)
-x, y = rng.random((32, 4)).astype("f4"), rng.random((32, 2)).astype("f4")
-share = slice(index * 32 // count, (index + 1) * 32 // count)
-
-class Stopped(keras.callbacks.Callback):
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == stopped and index == count - 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-            value_of = jax._src.distributed.global_state.client.blocking_key_value_get
-            value_of("RECEIVED_PREEMPTION_NOTICE", 60_000)  # the service has it, and sends it to all
-
-callbacks = [OrbaxCheckpointCallback(directory, save_freq=frequency), Stopped()]
-history = model.fit(x[share], y[share], batch_size=8 // count, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks)
-variables = model.variables + model.optimizer.variables
-values = [np.asarray(v.value.addressable_data(0)).tobytes().hex() for v in variables]
-report(epochs=history.epoch, values=values)
-"""
-
-
-def stopped_fit(directory: Path, processes: int, *settings: Any) -> list[dict[str, Any]]:
-    code = CODE.replace("SETTINGS", repr(settings))
-    return reports(
-        launch(code, directory, processes=processes, limit_secs=240.0, imported=("keras",))
-    )
-
-
 @pytest.mark.parametrize("frequency", ["epoch", pytest.param(1000, marks=pytest.mark.always)])
-def test_all_stop_at_the_end_of_one_epoch(tmp_path: Path, frequency: str | int) -> None:
+def test_all_stop_at_the_end_of_one_epoch(tmp_path, frequency):
     """One of them gets the signal; with a number of batches nothing would be due then, and it is saved."""
-    one, other = stopped_fit(tmp_path / "run", 2, 9, 0, frequency, 1)
-    assert one == other
+    how: dict[str, Any] = {"save_freq": frequency}
+    one, other = fit(tmp_path / "run" / "run", "data", 2, epochs=9, stopped=1, **how)
+    assert one["epochs"] == other["epochs"] and one["values"] == other["values"]
     assert one["epochs"] in ([0, 1], [0, 1, 2])
-    (alone,) = stopped_fit(tmp_path / "run", 1, len(one["epochs"]), 5, frequency, -1)
-    assert alone == {"epochs": [], "values": one["values"]}
+    epochs = len(one["epochs"])
+    (alone,) = fit(tmp_path / "run" / "run", "data", 1, epochs=epochs, seed=5, **how)
+    assert alone["epochs"] == [] and alone["values"] == one["values"]

@@ -1,8 +1,7 @@
 """Which saved variable is which of a live model: by name, or by Keras' own counters, never by guess."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,10 @@ import pytest
 import ckpt_core as ckpt
 import ckpt_keras
 from tests.support import keras_models as km
+from tests.support.keras_models import fill, keras, layers
 
-keras, layers = km.keras, km.keras.layers
-compiled_once = km.compiled_once
-
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
+compiled_once, pytestmark = km.compiled_once, km.QUIET
 Make = Callable[[], Any]
-fill = km.fill
 
 
 @pytest.fixture(autouse=True)
@@ -47,9 +42,6 @@ def saved(path: Path, model: Any) -> Any:
     ckpt_keras.save(path / "run", fill(model), step=0)
     keras.backend.clear_session()
     return model
-
-
-# --------------------------------------------------------------------------------------- models
 
 
 def towers(*names: str | None, optimizer: Any = "adam") -> Any:
@@ -157,100 +149,88 @@ def stack(kind: str, count: int) -> Any:
     return model
 
 
-# ---------------------------------------------------------------------------------------- tables
-
 SWAPPED = (2, 3, 0, 1)
-RESTORED: dict[str, tuple[Make, Make, Make | None, Sequence[int] | None]] = {
-    # the saved model, the other one, what moves Keras' counters before it, the weights' new places
+# The saved model, the other one, what moves Keras' counters before it, the weights' new places.
+Restored = tuple[Make, Make, Make | None, Sequence[int] | None]
+
+
+def as_saved(make: Callable[..., Any], *given: Any, moves: Make | None = None) -> Restored:
+    return partial(make, *given), partial(make, *given), moves, None
+
+
+def swapped(make: Callable[..., Any], *names: str, optimizer: str) -> Restored:
+    *first, one, two = names
+    both = [
+        partial(make, *first, *order, optimizer=optimizer) for order in ((one, two), (two, one))
+    ]
+    return *both, None, SWAPPED
+
+
+KINDS = ("sequential", "functional")
+RESTORED: dict[str, Restored] = {
     "another name of the model": (
         lambda: chain("a", "b", name="first", optimizer="adam"),
         lambda: chain("a", "b", name="second", optimizer="adam"),
         None,
         None,
     ),
-    "shared layer": (lambda: sharing(True), lambda: sharing(True), None, None),
-    "seed generators": (
-        lambda: dropouts(0.1, 0.2, 0.3),
-        lambda: dropouts(0.1, 0.2, 0.3),
-        lambda: layers.Dropout(0.1),
-        None,
-    ),
-    "several optimizers": (
-        lambda: several_optimizers("user", "item"),
-        lambda: several_optimizers("user", "item"),
-        keras.optimizers.Lion,
-        None,
-    ),
+    "shared layer": as_saved(sharing, True),
+    "seed generators": as_saved(dropouts, 0.1, 0.2, 0.3, moves=lambda: layers.Dropout(0.1)),
+    "several optimizers": as_saved(several_optimizers, "user", "item", moves=keras.optimizers.Lion),
+    **{
+        f"{kind}, unnamed": as_saved(
+            nested, kind, None, None, moves=partial(nested, kind, None, None)
+        )
+        for kind in KINDS
+    },
+    **{
+        f"{kind}, {optimizer}": swapped(nested, kind, "users", "items", optimizer=optimizer)
+        for kind in KINDS
+        for optimizer in ("adam", "adafactor")
+    },
+    **{
+        f"towers, {optimizer}": swapped(towers, "user", "item", optimizer=optimizer)
+        for optimizer in ("adam", "adafactor", "nadam")
+    },
+    **{name: as_saved(stack, name, 2, moves=partial(stack, name, 1)) for name in WRAPPED},
 }
 REFUSED: dict[str, tuple[Make, Make, str]] = {
-    "a name in the middle": (
-        lambda: chain("a", "b", "c"),
-        lambda: chain("a", "x", "b"),
-        "x/kernel",
-    ),
-    "another layer": (lambda: chain("a", "b"), lambda: chain("a", "c"), "c/kernel"),
-    "as many in other models": (lambda: two_models(2, 1), lambda: two_models(1, 2), "kernel"),
-    "shared, and two of their own": (lambda: sharing(True), lambda: sharing(False), "two/kernel"),
-    "fewer seeds": (lambda: dropouts(0.1, 0.2), lambda: dropouts(0.1), "seed_generator"),
+    "a name in the middle": (partial(chain, *"abc"), partial(chain, *"axb"), "x/kernel"),
+    "another layer": (partial(chain, *"ab"), partial(chain, *"ac"), "c/kernel"),
+    "as many in other models": (partial(two_models, 2, 1), partial(two_models, 1, 2), "kernel"),
+    "shared, and two of their own": (partial(sharing, True), partial(sharing, False), "two/kernel"),
+    "fewer seeds": (partial(dropouts, 0.1, 0.2), partial(dropouts, 0.1), "seed_generator"),
     "several optimizers": (
-        lambda: several_optimizers("user", "item"),
-        lambda: several_optimizers("user", "product"),
+        partial(several_optimizers, "user", "item"),
+        partial(several_optimizers, "user", "product"),
         "product",
     ),
-    "other roles": (
-        lambda: towers("user", "item"),
-        lambda: towers("product", "user"),
-        "item/kernel",
-    ),
-    "adafactor": (
-        lambda: towers("user", "item", optimizer="adafactor"),
-        lambda: towers("product", "user", optimizer="adafactor"),
-        "item/kernel",
-    ),
+    **{
+        f"other roles, {optimizer}": (
+            partial(towers, "user", "item", optimizer=optimizer),
+            partial(towers, "product", "user", optimizer=optimizer),
+            "item/kernel",
+        )
+        for optimizer in ("adam", "adafactor")
+    },
+    **{
+        f"another {kind} model": (
+            partial(nested, kind, "users", "items"),
+            partial(nested, kind, "items", "products"),
+            "users|products|d/kernel|d_kernel",
+        )
+        for kind in KINDS
+    },
+    **{
+        f"three for two: {name}": (partial(stack, name, 2), partial(stack, name, 3), "missing")
+        for name in WRAPPED
+        if name != "dropout"
+    },
 }
-for _kind in ("sequential", "functional"):
-    REFUSED[f"another {_kind} model"] = (
-        lambda kind=_kind: nested(kind, "users", "items"),
-        lambda kind=_kind: nested(kind, "items", "products"),
-        "users|products|d/kernel|d_kernel",
-    )
-    RESTORED[f"{_kind}, unnamed"] = (
-        lambda kind=_kind: nested(kind, None, None),
-        lambda kind=_kind: nested(kind, None, None),
-        lambda kind=_kind: nested(kind, None, None),
-        None,
-    )
-    for _optimizer in ("adam", "adafactor"):
-        RESTORED[f"{_kind}, {_optimizer}"] = (
-            lambda kind=_kind, of=_optimizer: nested(kind, "users", "items", optimizer=of),
-            lambda kind=_kind, of=_optimizer: nested(kind, "items", "users", optimizer=of),
-            None,
-            SWAPPED,
-        )
-for _optimizer in ("adam", "adafactor", "nadam"):
-    RESTORED[f"towers, {_optimizer}"] = (
-        lambda of=_optimizer: towers("user", "item", optimizer=of),
-        lambda of=_optimizer: towers("item", "user", optimizer=of),
-        None,
-        SWAPPED,
-    )
-for _name in WRAPPED:
-    RESTORED[_name] = (
-        lambda kind=_name: stack(kind, 2),
-        lambda kind=_name: stack(kind, 2),
-        lambda kind=_name: stack(kind, 1),
-        None,
-    )
-    if _name != "dropout":
-        REFUSED[f"three for two: {_name}"] = (
-            lambda kind=_name: stack(kind, 2),
-            lambda kind=_name: stack(kind, 3),
-            "missing",
-        )
 
 
 @pytest.mark.parametrize("case", RESTORED)
-def test_every_variable_is_found(tmp_path: Path, case: str) -> None:
+def test_every_variable_is_found(tmp_path, case):
     make, make_other, moves, places = RESTORED[case]
     model = saved(tmp_path, make())
     for _ in range(9 if moves else 0):  # dense_10 comes after dense_9
@@ -272,7 +252,7 @@ def test_every_variable_is_found(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_other_names_are_never_paired(tmp_path: Path, case: str) -> None:
+def test_other_names_are_never_paired(tmp_path, case):
     make, make_other, expected = REFUSED[case]
     saved(tmp_path, make())
     other = make_other()
@@ -282,10 +262,7 @@ def test_other_names_are_never_paired(tmp_path: Path, case: str) -> None:
     km.assert_same(before, km.values(other))
 
 
-# --------------------------------------------------------------------------------------- stories
-
-
-def test_what_both_sides_have_keeps_its_own_when_the_rest_may_differ(tmp_path: Path) -> None:
+def test_what_both_sides_have_keeps_its_own_when_the_rest_may_differ(tmp_path):
     model = saved(tmp_path, towers("user", "item"))
     other = towers("product", "user")
     fresh = kernels(other, "product")
@@ -299,7 +276,7 @@ def test_what_both_sides_have_keeps_its_own_when_the_rest_may_differ(tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["sequential", "functional"])
-def test_a_model_from_a_configuration_leaves_names_out(tmp_path: Path, kind: str) -> None:
+def test_a_model_from_a_configuration_leaves_names_out(tmp_path, kind):
     """``from_config`` drops the names of Sequential models from paths: those of layers decide."""
     model = saved(tmp_path, nested(kind, "users", "items"))
     loaded = ckpt_keras.load_model(tmp_path / "run")
@@ -313,7 +290,7 @@ def test_a_model_from_a_configuration_leaves_names_out(tmp_path: Path, kind: str
         km.assert_same(mine if names[0] == "users" else [*mine[2:], *mine[:2]], theirs)
 
 
-def test_metrics_of_one_name_belong_to_their_outputs(tmp_path: Path) -> None:
+def test_metrics_of_one_name_belong_to_their_outputs(tmp_path):
     def make(*names: str) -> Any:
         inputs = keras.Input((4,))
         model = keras.Model(inputs, {n: layers.Dense(1, name=n)(inputs) for n in names})
@@ -333,7 +310,7 @@ def test_metrics_of_one_name_belong_to_their_outputs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["adam", "adafactor", "nadam", "muon", "lion"])
-def test_an_optimizer_by_itself(tmp_path: Path, kind: str) -> None:
+def test_an_optimizer_by_itself(tmp_path, kind):
     """Its slots carry the names of weights that are not saved with it."""
     model, named = towers(None, None, optimizer=kind), towers("user", "item", optimizer=kind)
     for one, place in ((model, "step"), (named, "named")):

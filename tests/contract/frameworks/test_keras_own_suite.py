@@ -5,13 +5,10 @@ named below, with the reason, and must fail in just that way. What is adapted: t
 ``max_to_keep``, and that the hidden file which names the writer is not counted as a checkpoint.
 """
 
-from __future__ import annotations
-
 import os
 
 import pytest
 
-from ckpt_keras import OrbaxCheckpointCallback
 from tests.support import keras_models as km
 
 pytest.importorskip("orbax.checkpoint")
@@ -20,14 +17,7 @@ pytest.importorskip("absl.testing.parameterized")
 theirs = pytest.importorskip("keras.src.callbacks.orbax_checkpoint_test")
 compiled_once = km.compiled_once
 
-pytestmark = [
-    # Keras and Orbax: Variable.numpy() and numpy 2, event loops left open, sharding from file
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning"),
-]
-
+pytestmark = km.OF_ORBAX
 NEEDS_TENSORFLOW = "StringLookup needs TensorFlow, on any backend"
 BY_DESIGN = "fit(epochs=1) trains on where two epochs are done: ours counts them, and says so"
 
@@ -39,7 +29,7 @@ EXPECTED = {
 }
 
 
-class OursForTheirs(OrbaxCheckpointCallback):
+class OursForTheirs(km.OrbaxCheckpointCallback):
     """Our callback with the one default that differs."""
 
     def __init__(self, *args, max_to_keep=1, **kwargs):

@@ -3,8 +3,6 @@
 And what Keras or torch shuffles.
 """
 
-from __future__ import annotations
-
 import random
 import signal
 import subprocess
@@ -24,12 +22,10 @@ from tests.support.paths import ROOT
 from tests.support.py_datasets import ALL, Batches, Global, Labelled, Noisy, OwnGenerator, Says
 
 SCRIPT = ROOT / "tests/support/fit_with_processes.py"
-compiled_once = km.compiled_once
-Stop = km.Stop
+compiled_once, Stop = km.compiled_once, km.Stop
 Make = Callable[[], Any]
-
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    km.QUIET,
     pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning"),  # of loaders
 ]
 
@@ -62,7 +58,7 @@ def goes_on(directory: Path, make: Make, stop: int, **how: Any) -> None:
         (Says, 17),
     ],
 )
-def test_what_it_draws_and_shuffles_itself_goes_on(tmp_path: Path, kind: Make, stop: int) -> None:
+def test_what_it_draws_and_shuffles_itself_goes_on(tmp_path, kind, stop):
     goes_on(tmp_path, kind, stop)
 
 
@@ -78,7 +74,7 @@ def test_what_it_draws_and_shuffles_itself_goes_on(tmp_path: Path, kind: Make, s
         (Batches, 3, 12, {"save_freq": 1, "shuffle": True}),
     ],
 )
-def test_with_workers(tmp_path: Path, kind: Any, workers: int, stop: int, how: Any) -> None:
+def test_with_workers(tmp_path, kind, workers, stop, how):
     goes_on(tmp_path, lambda: kind(workers), stop, **how)
 
 
@@ -88,12 +84,12 @@ def loader() -> Any:
     return torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)
 
 
-def test_a_torch_loader_is_shuffled_the_same(tmp_path: Path) -> None:
+def test_a_torch_loader_is_shuffled_the_same(tmp_path):
     pytest.importorskip("torch")
     goes_on(tmp_path, loader, 8, save_freq=1, shuffle=True)
 
 
-def test_with_processes_that_prepare_batches(tmp_path: Path) -> None:
+def test_with_processes_that_prepare_batches(tmp_path):
     """Killed in the second epoch, and started again."""
 
     def fit(directory: str, stop: int = 0) -> tuple[int, list[str]]:
@@ -118,7 +114,7 @@ def test_with_processes_that_prepare_batches(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("kind", [list, np.array])
 @pytest.mark.parametrize("stop", [7, 17])
-def test_no_file_gets_the_label_of_another(tmp_path: Path, kind: Any, stop: int) -> None:
+def test_no_file_gets_the_label_of_another(tmp_path, kind, stop):
     """Whatever of it a step holds: the dataset itself looks at each batch."""
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, lambda: Labelled(kind), 0, Stop(stop))
@@ -127,7 +123,7 @@ def test_no_file_gets_the_label_of_another(tmp_path: Path, kind: Any, stop: int)
 
 
 @pytest.mark.parametrize(("first", "then"), [(Global, Says), (Says, Global)])
-def test_methods_that_came_or_went_are_said(tmp_path: Path, first: Any, then: Any) -> None:
+def test_methods_that_came_or_went_are_said(tmp_path, first, then):
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, first, 0, Stop(17))
     when = "before" if then is Says else "when"
@@ -163,7 +159,7 @@ class Rows(Batches):
 
 
 @pytest.mark.parametrize(("kind", "name"), [(Table, "frame"), (Rows, "images")])
-def test_what_no_step_holds_is_said_once(tmp_path: Path, kind: Make, name: str) -> None:
+def test_what_no_step_holds_is_said_once(tmp_path, kind, name):
     with pytest.warns(UserWarning, match=rf"\.{name} changes from epoch to epoch") as caught:
         train(tmp_path, kind, 0, save_freq="epoch")
     said = [str(one.message) for one in caught if f".{name}" in str(one.message)]
@@ -173,7 +169,7 @@ def test_what_no_step_holds_is_said_once(tmp_path: Path, kind: Make, name: str) 
 @pytest.mark.parametrize(
     ("make", "name"), [(Global, "PyDataset of Keras"), (loader, "DataLoader of torch has none")]
 )
-def test_as_data_they_get_the_true_reason(tmp_path: Path, make: Make, name: str) -> None:
+def test_as_data_they_get_the_true_reason(tmp_path, make, name):
     """It said "pass the same object to both", and it was the same."""
     data = make()
     callback = ckpt_keras.OrbaxCheckpointCallback(tmp_path, data=data)

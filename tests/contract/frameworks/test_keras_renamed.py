@@ -1,7 +1,5 @@
 """Layers of Keras models under other names: renamed by the user, or lost by the configuration."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,9 @@ import pytest
 import ckpt_core as ckpt
 import ckpt_keras
 from tests.support import keras_models as km
+from tests.support.keras_models import fill, keras, layers
 
-keras, layers, fill = km.keras, km.keras.layers, km.fill
-
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+pytestmark = km.QUIET
 
 
 @pytest.fixture(autouse=True)
@@ -154,7 +151,7 @@ def test_any_other_difference_of_a_model_without_names_is_refused(tmp_path):
     ],
     ids=["a layer more", "a layer less", "another layer"],
 )
-def test_a_configuration_of_another_model_is_refused(other: Any, tmp_path: Path) -> None:
+def test_a_configuration_of_another_model_is_refused(other, tmp_path):
     for name, model in (("one", mixed("first", "last")), ("two", other())):
         fill(model)
         ckpt_keras.save(tmp_path / name, model, step=0)
@@ -164,9 +161,6 @@ def test_a_configuration_of_another_model_is_refused(other: Any, tmp_path: Path)
         checkpointer.save(0, items=items)
     with pytest.raises(ckpt.StructureMismatch):
         ckpt_keras.load_model(tmp_path / "run")
-
-
-# ------------------------------------------------------------------------------------- renamed
 
 
 def net(name: str, kind: str = "functional", optimizer: Any = "adam") -> Any:
@@ -229,7 +223,7 @@ def test_a_renamed_layer_keeps_its_files(tmp_path):
     assert other.get_layer("new").words == ["a", "b"]
 
 
-def test_a_layer_whose_name_only_begins_alike_is_not_renamed(tmp_path: Path) -> None:
+def test_a_layer_whose_name_only_begins_alike_is_not_renamed(tmp_path):
     def make(name: str) -> Any:
         inputs = x = keras.Input((4,))
         for one in (name, "header", "head_kernel_2"):
@@ -245,9 +239,6 @@ def test_a_layer_whose_name_only_begins_alike_is_not_renamed(tmp_path: Path) -> 
     other = make("tail")
     ckpt_keras.restore(tmp_path / "run", other, rename={"head": "tail"})
     assert values(other) == values(model)
-
-
-# ------------------------------------------------------------------------------------ messages
 
 
 def test_arguments_in_another_order_are_named(tmp_path):

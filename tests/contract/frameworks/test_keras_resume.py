@@ -1,7 +1,5 @@
 """Fits that go on where it is hard: no batch left, other batches, Ctrl-C, averaged weights."""
 
-from __future__ import annotations
-
 import gc
 import signal
 import threading
@@ -10,18 +8,14 @@ import numpy as np
 import pytest
 
 import ckpt_keras
-from tests.support import forked
-from tests.support import keras_models as km
+from tests.support import forked, keras_models as km
 from tests.support.children import environment
+from tests.support.keras_models import Callback, OrbaxCheckpointCallback, Stop, keras, steps
 from tests.support.paths import ROOT
 
-keras = km.keras
 compiled_once = km.compiled_once
-OrbaxCheckpointCallback = ckpt_keras.OrbaxCheckpointCallback
-Callback, Stop, steps = keras.callbacks.Callback, km.Stop, km.steps
-
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    km.QUIET,
     pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning"),
     pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning"),
 ]
@@ -56,9 +50,6 @@ def fit(model, callbacks, data=None, **arguments):
     if data is None:
         return km.fit(model, callbacks, **arguments)
     return model.fit(data, verbose=0, callbacks=callbacks, **arguments)
-
-
-# ----------------------------------------------------------------- all batches were trained already
 
 
 def grain_data():
@@ -98,9 +89,6 @@ def test_stopped_in_the_validation_of_data_of_unknown_length(tmp_path, given, sa
     assert steps(tmp_path / "b") == steps(tmp_path / "a")
 
 
-# ---------------------------------------------------------------------------------- other batches
-
-
 @pytest.mark.parametrize(
     ("now", "skipped", "text"),
     [
@@ -128,9 +116,6 @@ def test_batches_of_another_size_go_on_at_the_same_samples(tmp_path, now, skippe
     assert ends == [1]
 
 
-# ------------------------------------------------------------------------ after an exception, again
-
-
 def test_after_an_exception_nothing_is_left(tmp_path):
     callback = OrbaxCheckpointCallback(tmp_path, save_freq=2)
     model = km.small()
@@ -142,8 +127,7 @@ def test_after_an_exception_nothing_is_left(tmp_path):
         if each.name.startswith("ckpt"):
             each.join(60)  # what notices the end may still be about to go
             assert not each.is_alive()
-    straight = km.small()
-    km.fit(straight, epochs=2)
+    straight = km.trained(km.small(), epochs=2)
     km.fit(model, [callback], epochs=2)  # and it goes on
     km.assert_same(km.values(straight), km.values(model))
 
@@ -177,18 +161,12 @@ def test_a_signal_after_a_fit_that_failed_ends_the_process(tmp_path):
     assert "caught" in done.stdout and "still here" not in done.stdout
 
 
-# ---------------------------------------------------------------------------------- the guide's names
-
-
 def test_save_interval_steps_and_keep_period(tmp_path):
     km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path / "i", save_interval_steps=2)], epochs=6)
     assert steps(tmp_path / "i") == [0, 2, 4]
     callback = OrbaxCheckpointCallback(tmp_path / "k", max_to_keep=1, keep_period=3)
     km.fit(km.small(), [callback], epochs=6)
     assert steps(tmp_path / "k") == [0, 3, 5]
-
-
-# ------------------------------------------------------------------------------------ averaged weights
 
 
 def averaged(seed, **arguments):

@@ -2,19 +2,14 @@
 
 from typing import Any
 
-import pytest
-
-import ckpt_core as ckpt
-
-pytest.importorskip("flax")
-pytest.importorskip("ckpt_flax_nnx")
 import jax
 import jax.numpy as jnp
 import optax
+import pytest
 from flax import nnx
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
+import ckpt_core as ckpt
 from ckpt_flax_nnx import abstract, like_params, restore_or_init
 from tests.support.compiling import make_quick_compilation  # noqa: F401 (fixture)
 from tests.support.nnx_models import MLP, Annotated, build, same, state_of

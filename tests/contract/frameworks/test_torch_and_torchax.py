@@ -1,26 +1,22 @@
 """The ways between PyTorch, torchax and weights files; modules without memory of their own."""
 
-from __future__ import annotations
-
 import json
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.torch as safetensors_torch
+import torch
+from flax import nnx
+from torch import nn
 
-torch: Any = pytest.importorskip("torch")
-nets = pytest.importorskip("tests.support.torchax_nets")
-safetensors_torch: Any = pytest.importorskip("safetensors.torch")
-from flax import nnx  # noqa: E402
-from torch import nn  # noqa: E402
-
-import ckpt_core as ckpt  # noqa: E402
-from ckpt_torchax import export_file, import_file, load_into, to_torch  # noqa: E402
-from tests.support.torchax_nets import (  # noqa: E402
+import ckpt_core as ckpt
+from ckpt_torchax import export_file, import_file, load_into, to_torch
+from tests.support import torchax_nets as nets
+from tests.support.torchax_nets import (
     Net,
     bits,
     bytes_of,
@@ -33,10 +29,7 @@ from tests.support.torchax_nets import (  # noqa: E402
 torchax = nets.torchax
 
 
-# ------------------------------------------------------------- between torchax and torch
-
-
-def test_a_torchax_checkpoint_restores_into_a_cpu_module(saved: Any):
+def test_a_torchax_checkpoint_restores_into_a_cpu_module(saved):
     path, model = saved
     on_cpu = Net(tied=True)
     ckpt.restore(path, model=on_cpu)
@@ -46,7 +39,7 @@ def test_a_torchax_checkpoint_restores_into_a_cpu_module(saved: Any):
     assert on_cpu.head.weight is on_cpu.embed.weight
 
 
-def test_a_cpu_checkpoint_restores_into_a_torchax_module(tmp_path: Path):
+def test_a_cpu_checkpoint_restores_into_a_torchax_module(tmp_path):
     model = Net()
     ckpt.save(tmp_path / "a", model=model)
     with nets.torchax_enabled():
@@ -63,7 +56,7 @@ def test_a_cpu_checkpoint_restores_into_a_torchax_module(tmp_path: Path):
         assert same(values(other), before)
 
 
-def test_to_torch(saved: Any):
+def test_to_torch(saved):
     path, model = saved
     state = to_torch(path)
     assert {type(value) for value in state.values()} == {torch.Tensor}
@@ -79,14 +72,14 @@ def test_to_torch(saved: Any):
         to_torch(path, item="other")
 
 
-def test_to_torch_asks_which_item(tmp_path: Path):
+def test_to_torch_asks_which_item(tmp_path):
     ckpt.save(tmp_path / "a", one={"w": torch.ones(2)}, two={"w": torch.ones(3)})
     with pytest.raises(ValueError, match="one, two"):
         to_torch(tmp_path / "a")
     assert to_torch(tmp_path / "a", item="two")["w"].shape == (3,)
 
 
-def test_to_torch_makes_a_meta_module(saved: Any):
+def test_to_torch_makes_a_meta_module(saved):
     path, model = saved
     with torch.device("meta"):
         on_meta = Net(tied=True)
@@ -104,7 +97,7 @@ BROKEN = """
 import json, sys
 import ckpt_torchax
 imported = sorted({"torch", "torchax", "jax"} & set(sys.modules))
-import ckpt_core as ckpt  # noqa: E402
+import ckpt_core as ckpt
 loaded = ckpt.load(sys.argv[1], as_numpy=True)["model"]["embed.weight"].tolist()
 import torch
 try:
@@ -137,7 +130,7 @@ print(json.dumps([imported, loaded, reason, remedy]))
 """
 
 
-def test_a_broken_torchax_disturbs_nobody(saved: Any, run_python: Any, tmp_path: Path):
+def test_a_broken_torchax_disturbs_nobody(saved, run_python, tmp_path):
     path, model = saved
     imported, loaded, reason, remedy = run_python(BROKEN, str(path), str(tmp_path / "b"))
     assert imported == []
@@ -150,35 +143,12 @@ def test_a_broken_torchax_disturbs_nobody(saved: Any, run_python: Any, tmp_path:
     assert "ckpt_torchax.shim.install()" in remedy
 
 
-TORCH_ABSENT = """
-import json, sys
-sys.modules["torch"] = None
-import ckpt_torchax, ckpt_core as ckpt
-try:
-    ckpt_torchax.to_torch
-    message = ""
-except ModuleNotFoundError as error:
-    message = str(error)
-print(json.dumps([ckpt.load(sys.argv[1])["model"]["embed.weight"].tolist(), message]))
-"""
-
-
-def test_without_torch_a_checkpoint_is_arrays(saved: Any, run_python: Any):
-    path, model = saved
-    loaded, message = run_python(TORCH_ABSENT, str(path))
-    assert loaded == model.embed.weight.jax().tolist()
-    assert "pip install 'ckpt-core[torchax]'" in message
-
-
-# ---------------------------------------------------------------------------- load_into
-
-
 def on_meta(tied: bool = True) -> Any:
     with torch.device("meta"):
         return Net(tied)
 
 
-def test_a_meta_module_goes_straight_to_its_devices(saved: Any, mesh: Any):
+def test_a_meta_module_goes_straight_to_its_devices(saved, mesh):
     path, model = saved
     module = on_meta()
     with pytest.raises(ckpt.StructureMismatch, match=r"table: wanted a non-persistent buffer"):
@@ -201,7 +171,7 @@ def test_a_meta_module_goes_straight_to_its_devices(saved: Any, mesh: Any):
         )
 
 
-def test_nothing_changes_unless_everything_fits(saved: Any):
+def test_nothing_changes_unless_everything_fits(saved):
     path, _ = saved
     module = on_meta()
     module.head = nn.Linear(8, 12, bias=False, device="meta")
@@ -215,7 +185,7 @@ def test_nothing_changes_unless_everything_fits(saved: Any):
         load_into(path, on_meta(), buffers={"table": torch.arange(4.0)})
 
 
-def test_a_checkpointer_restores_into_a_meta_module(tmp_path: Path):
+def test_a_checkpointer_restores_into_a_meta_module(tmp_path):
     with nets.torchax_enabled(), ckpt.Checkpointer(tmp_path) as checkpointer:
         model = nn.Linear(3, 2).to("jax")
         checkpointer.save(0, model=model)
@@ -228,9 +198,6 @@ def test_a_checkpointer_restores_into_a_meta_module(tmp_path: Path):
         assert same(values(module), values(model))
 
 
-# --------------------------------------------------------------------------- weights files
-
-
 def all_bytes(state: Any) -> dict[str, bytes]:
     return {name: bytes_of(value) for name, value in state.items()}
 
@@ -238,9 +205,7 @@ def all_bytes(state: Any) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("kind", "enabled"), [("pt", True), ("safetensors", True), ("index", False)]
 )
-def test_weights_files_load_into_torchax_on_globally_or_not(
-    tmp_path: Path, kind: str, enabled: bool
-):
+def test_weights_files_load_into_torchax_on_globally_or_not(tmp_path, kind, enabled):
     """Torchax, on globally, breaks the readers of safetensors' own library."""
     state = {name: bits(name) for name in ("bfloat16", "float8_e4m3fn", "float32", "int8", "bool")}
     file = tmp_path / f"w.{kind}"
@@ -277,7 +242,7 @@ PLAIN_PROCESS = """
 import json, sys
 sys.modules["jax"] = sys.modules["torchax"] = None
 import torch, safetensors.torch
-from torch import nn  # noqa: E402
+from torch import nn
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -294,7 +259,7 @@ print(json.dumps(out))
 """
 
 
-def test_exported_files_load_in_a_process_without_jax(saved: Any, run_python: Any, tmp_path: Path):
+def test_exported_files_load_in_a_process_without_jax(saved, run_python, tmp_path):
     path, model = saved
     files = [tmp_path / f"a.{suffix}" for suffix in ("pt", "safetensors")]
     for file in files:
@@ -317,23 +282,29 @@ def test_exported_files_load_in_a_process_without_jax(saved: Any, run_python: An
 WITHOUT_TORCH = """
 import json, sys
 sys.modules["torch"] = sys.modules["torchax"] = sys.modules["flax"] = None
-import ckpt_core as ckpt  # noqa: E402
-from ckpt_torchax import export_file, import_file
-path, file, imported = sys.argv[1:]
-export_file(path, file)
-import_file(file, imported)
-try:
-    export_file(path, file + ".pt")
-except ckpt.CheckpointError as error:
-    print(json.dumps(str(error)))
+import ckpt_core as ckpt
+import ckpt_torchax
+path, file, imported, saved = sys.argv[1:]
+ckpt_torchax.export_file(path, file)
+ckpt_torchax.import_file(file, imported)
+told = []
+for call in (lambda: ckpt_torchax.export_file(path, file + ".pt"), lambda: ckpt_torchax.to_torch):
+    try:
+        call()
+    except (ckpt.CheckpointError, ModuleNotFoundError) as error:
+        told.append(str(error))
+print(json.dumps([*told, ckpt.load(saved)["model"]["embed.weight"].tolist()]))
 """
 
 
-def test_safetensors_come_from_any_checkpoint_without_torch(run_python: Any, tmp_path: Path):
+def test_safetensors_come_from_any_checkpoint_without_torch(saved, run_python, tmp_path):
     linear = nnx.Linear(2, 3, rngs=nnx.Rngs(0), param_dtype=jnp.bfloat16)
     ckpt.save(tmp_path / "a", model=nnx.List([linear]), step=1)
     paths = [str(tmp_path / name) for name in ("a", "w.safetensors", "b")]
-    assert "pip install torch" in run_python(WITHOUT_TORCH, *paths)
+    no_export, no_tensors, loaded = run_python(WITHOUT_TORCH, *paths, str(saved[0]))
+    assert "pip install torch" in no_export
+    assert "pip install 'ckpt-core[torchax]'" in no_tensors
+    assert loaded == saved[1].embed.weight.jax().tolist()  # and a checkpoint is arrays
     theirs, ours = safetensors_torch.load_file(paths[1]), to_torch(tmp_path / "b")
     assert all_bytes(theirs) == all_bytes(ours)
     kernel = np.asarray(linear.kernel.get_value())
@@ -341,11 +312,11 @@ def test_safetensors_come_from_any_checkpoint_without_torch(run_python: Any, tmp
     assert ours["0.kernel"].dtype == torch.bfloat16
     with pytest.raises(ValueError, match=r"\.safetensors, \.pt.*as in export_file\(path, file"):
         export_file(tmp_path / "a", tmp_path / "w.npz")
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "b", "w.safetensors"]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "b", "saved", "w.safetensors"]
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
-def test_files_are_compared_before_anything_is_set(tmp_path: Path, suffix: str):
+def test_files_are_compared_before_anything_is_set(tmp_path, suffix):
     file = tmp_path / f"w.{suffix}"
     save = torch.save if suffix == "pt" else safetensors_torch.save_file
     save({"weight": torch.ones(3, 2), "bias": torch.ones(2).half(), "other": torch.ones(1)}, file)
@@ -379,7 +350,7 @@ def named(name: str) -> Any:
         lambda path: path.replace("fc.", "body."),
     ],
 )
-def test_a_renamed_module_moves_with_all_in_it(rename: Any, tmp_path: Path):
+def test_a_renamed_module_moves_with_all_in_it(rename, tmp_path):
     model, other = named("fc"), named("body")
     ckpt.save(tmp_path / "a", model=model)
     export_file(tmp_path / "a", tmp_path / "a.pt")
@@ -389,7 +360,7 @@ def test_a_renamed_module_moves_with_all_in_it(rename: Any, tmp_path: Path):
         assert all_bytes(found.fc_other.state_dict()) == all_bytes(model.fc_other.state_dict())
 
 
-def test_renames_reach_modules_in_containers_and_take_prefixes_away(tmp_path: Path):
+def test_renames_reach_modules_in_containers_and_take_prefixes_away(tmp_path):
     model, other = nn.Sequential(named("fc")), named("body")
     ckpt.save(tmp_path / "a", {"net": model, "step": 1})
     rename = {"net/0.": "net/", "net/0.fc": "net/body"}

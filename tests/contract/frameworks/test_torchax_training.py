@@ -1,6 +1,4 @@
-"""torchax: random keys, optimizers, sharded models, and whole trainings go on exactly."""
-
-from __future__ import annotations
+"""torchax: random keys, optimizers, sharded models, and whole trainings go on exactly; large, and in two processes."""
 
 import collections
 import threading
@@ -13,13 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-nets = pytest.importorskip("tests.support.torchax_nets")
-from torch import nn  # noqa: E402
-
-import ckpt_core as ckpt  # noqa: E402
-from tests.support.torchax_nets import (  # noqa: E402
+import ckpt_core as ckpt
+from tests.support.launch import launch, reports
+from tests.support.torchax_nets import (
     Holder,
     Net,
     call_jax,
@@ -31,14 +28,12 @@ from tests.support.torchax_nets import (  # noqa: E402
     torchax,
     values,
 )
+from tests.support.units import MIB
 
 F = nn.functional
 
 
-# -------------------------------------------------------------------------------- random
-
-
-def test_a_key_that_no_training_used_is_refused(env: Any, tmp_path: Path):
+def test_a_key_that_no_training_used_is_refused(env, tmp_path):
     torchax.disable_globally()
     caught: list[BaseException] = []
 
@@ -72,7 +67,7 @@ def test_a_key_that_no_training_used_is_refused(env: Any, tmp_path: Path):
 
 
 @pytest.mark.parametrize("typed", [True, False])
-def test_dropout_goes_on_exactly(env: Any, tmp_path: Path, typed: bool):
+def test_dropout_goes_on_exactly(env, tmp_path, typed):
     env.param.prng = jax.random.key(3) if typed else jax.random.PRNGKey(3)
     ones = tensor(jnp.ones(1000))
     F.dropout(ones)
@@ -84,7 +79,7 @@ def test_dropout_goes_on_exactly(env: Any, tmp_path: Path, typed: bool):
     assert [F.dropout(ones).jax().tolist() for _ in range(3)] == expected
 
 
-def test_compiled_code_that_draws_goes_on_exactly_or_is_reported(env: Any, tmp_path: Path):
+def test_compiled_code_that_draws_goes_on_exactly_or_is_reported(env, tmp_path):
     ckpt.save(tmp_path / "good", env=env)
     draw, ones = jax_jit(lambda x: F.dropout(x)), tensor(jnp.ones(100))
     draw(ones)
@@ -102,9 +97,6 @@ def test_compiled_code_that_draws_goes_on_exactly_or_is_reported(env: Any, tmp_p
     assert not isinstance(env.param.prng, jax.core.Tracer)
 
 
-# ----------------------------------------------------------------------------- optimizers
-
-
 OPTIMIZERS = {
     "adamw": lambda: optax.adamw(1e-3),
     "chain": lambda: optax.chain(optax.clip(1.0), optax.sgd(0.1, momentum=0.9)),
@@ -115,7 +107,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optax_states_with_torchax_leaves_are_set_in_place(tmp_path: Path, name: str):
+def test_optax_states_with_torchax_leaves_are_set_in_place(tmp_path, name):
     model = net(0)
     weights = {"embed.weight": model.embed.weight, "head.weight": model.head.weight}
     init = OPTIMIZERS[name]().init
@@ -161,7 +153,7 @@ def run(model: Any, optimizer: Any, schedulers: list[Any], steps: range) -> None
 
 
 @pytest.mark.parametrize("on_jax", [True, False])
-def test_torch_optimizers_keep_their_int_keys(tmp_path: Path, on_jax: bool):
+def test_torch_optimizers_keep_their_int_keys(tmp_path, on_jax):
     def start(seed: int) -> tuple[Any, Any, list[Any]]:
         if on_jax:
             model = net(seed)
@@ -196,9 +188,6 @@ def test_torch_optimizers_keep_their_int_keys(tmp_path: Path, on_jax: bool):
     assert fresh.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
 
 
-# ------------------------------------------------------------------------------- sharding
-
-
 def shard(module: nn.Module, count: int) -> nn.Module:
     """FSDP by hand: each tensor with a dimension that 8 divides, over `count` devices."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:count]), ("data",))
@@ -214,7 +203,7 @@ def wide(seed: int) -> Any:
 
 
 @pytest.mark.parametrize("count", [1, 2, 8])
-def test_each_tensor_keeps_the_sharding_of_the_target(tmp_path: Path, count: int):
+def test_each_tensor_keeps_the_sharding_of_the_target(tmp_path, count):
     model = shard(wide(0), 4)
     ckpt.save(tmp_path / "a", model=model)
     other = shard(wide(1), count)
@@ -225,7 +214,7 @@ def test_each_tensor_keeps_the_sharding_of_the_target(tmp_path: Path, count: int
     assert same(values(model), values(other))
 
 
-def test_optimizer_state_lies_where_its_parameter_does(tmp_path: Path):
+def test_optimizer_state_lies_where_its_parameter_does(tmp_path):
     def start(count: int) -> tuple[Any, Any]:
         model = shard(nn.Linear(8, 16, bias=False).to("jax"), count)
         return model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
@@ -243,7 +232,7 @@ def test_optimizer_state_lies_where_its_parameter_does(tmp_path: Path):
         np.testing.assert_array_equal(restored, moments)
 
 
-def test_an_optimizer_of_plain_torch_goes_on_with_torchax(tmp_path: Path):
+def test_an_optimizer_of_plain_torch_goes_on_with_torchax(tmp_path):
     on_cpu = nn.Linear(4, 3, bias=False)
     optimizer = torch.optim.AdamW(on_cpu.parameters())
     on_cpu.weight.grad = torch.ones(3, 4)
@@ -264,7 +253,7 @@ def test_an_optimizer_of_plain_torch_goes_on_with_torchax(tmp_path: Path):
     )
 
 
-def test_a_checkpoint_of_the_article_loads(tmp_path: Path):
+def test_a_checkpoint_of_the_article_loads(tmp_path):
     """Orbax's own, as the article's script writes it: weights by name, and two numbers."""
     ocp = pytest.importorskip("orbax.checkpoint")
     model, other = net(0), net(1)
@@ -284,7 +273,7 @@ def test_a_checkpoint_of_the_article_loads(tmp_path: Path):
     assert same({name: np.asarray(value) for name, value in theirs.items()}, values(model))
 
 
-def test_text_keys_of_other_tools_become_ints(tmp_path: Path):
+def test_text_keys_of_other_tools_become_ints(tmp_path):
     """With the keys "0", "1" torch itself takes the state, and begins with zero moments."""
     ocp = pytest.importorskip("orbax.checkpoint")
 
@@ -313,7 +302,7 @@ def test_text_keys_of_other_tools_become_ints(tmp_path: Path):
     assert fresh.param_groups[0]["lr"] == 0.1
 
 
-def test_tpu_tensors_are_refused_by_type(tmp_path: Path):
+def test_tpu_tensors_are_refused_by_type(tmp_path):
     class Tensor(torch.Tensor):
         __module__ = "torch_tpu.tensor"
 
@@ -323,7 +312,7 @@ def test_tpu_tensors_are_refused_by_type(tmp_path: Path):
     assert "x: " in str(caught.value)
 
 
-def test_only_parameters(tmp_path: Path):
+def test_only_parameters(tmp_path):
     model, other = net(0), net(1)
     model.norm.running_mean.add_(1)
     ckpt.save(tmp_path / "a", model=model)
@@ -332,3 +321,100 @@ def test_only_parameters(tmp_path: Path):
     assert float(other.norm.running_mean.jax().sum()) == 0
     ckpt.restore(tmp_path / "a", model=other, only="norm.*")
     assert float(other.norm.running_mean.jax().sum()) == 8
+
+
+MEMORY = """
+import json, sys
+import torch
+from torch import nn
+from tests.support.torchax_nets import torchax
+import jax, numpy as np
+import ckpt_core as ckpt
+from ckpt_torchax import load_into
+
+def memory(name):
+    text = open("/proc/self/status").read()
+    return int(text.partition(name + ":")[2].split()[0]) * 1024
+
+class Large(nn.Module):
+    def __init__(self, count, width):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(count))
+        self.head = nn.Linear(width, width, bias=False)
+        self.head.weight = self.layers[0].weight
+
+def meta(*arguments):
+    with torch.device("meta"):
+        return Large(*arguments)
+
+path, warm, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+load_into(warm, meta(1, 64))
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")  # the peak begins anew
+base = memory("VmRSS")
+model = load_into(path, meta(count, 2048))
+size = sum(p.jax().nbytes for p in model.parameters())
+assert model.head.weight is model.layers[0].weight
+print(json.dumps([size, memory("VmHWM") - base, float(model.layers[count - 1].weight.jax()[5, 5])]))
+"""
+
+
+def large(count: int, width: int) -> dict[str, Any]:
+    state: dict[str, Any] = {
+        f"layers.{i}.weight": jnp.full((width, width), float(i)) for i in range(count)
+    }
+    state["_tied_weights"] = {"layers.0.weight": {"head.weight": True}}
+    return state
+
+
+@pytest.mark.parametrize(("count", "times"), [(20, 1.2), (64, 1.1)])
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+def test_a_model_is_in_memory_once(run_python, tmp_path, count, times):
+    ckpt.save(tmp_path / "large", model=large(count, 2048))
+    ckpt.save(tmp_path / "warm", model=large(1, 64))
+    arguments = [str(tmp_path / "large"), str(tmp_path / "warm"), str(count)]
+    flags = "--xla_force_host_platform_device_count=1"
+    size, peak, value = run_python(MEMORY, *arguments, timeout_secs=200, XLA_FLAGS=flags)
+    assert size == count * 16 * MIB
+    assert value == count - 1
+    assert peak <= times * size, f"{peak / size:.2f} times"
+
+
+TWO = """
+import torch
+from torch import nn
+from tests.support.torchax_nets import torchax
+
+sharding = NamedSharding(mesh, P("data"))
+env = torchax.default_env()
+env.manual_seed(7)  # else each process draws its own, which the save refuses
+
+def module(offset):
+    made = nn.Linear(4, 8, bias=False)
+    array = put(np.arange(32, dtype=np.float32).reshape(8, 4) + offset)
+    made.weight = nn.Parameter(torchax.tensor.Tensor(array, env))
+    return made
+
+model = module(1)
+assert not model.weight.jax().is_fully_addressable
+ckpt.save(directory, model=model, env=env)
+target = module(100)
+weight = target.weight
+ckpt.restore(directory, model=target, env=env)
+parts = {str(s.index): s.data.tolist() for s in target.weight.jax().addressable_shards}
+report(parts=parts, same=weight is target.weight and weight.jax().sharding == sharding)
+"""
+
+
+@pytest.mark.always
+def test_two_processes_save_and_restore_their_shards(tmp_path):
+    directory = tmp_path / "run"
+    rows: list[float] = []
+    for one in reports(launch(TWO, directory)):
+        assert one["same"]
+        rows += [number for part in one["parts"].values() for row in part for number in row]
+    assert sorted(rows) == [float(number) for number in range(1, 33)]
+    found = [path.stat().st_size > 40 for path in (directory / "model").glob("checksums/process_*")]
+    assert found == [True, True]
+    loaded = ckpt.load(directory, as_numpy=True)["model"]["weight"]
+    assert loaded.ravel().tolist() == [float(number) for number in range(1, 33)]

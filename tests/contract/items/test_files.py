@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 import ckpt_core as ckpt
 from tests.support.command_line import make_call  # noqa: F401 (fixture)

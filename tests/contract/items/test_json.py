@@ -1,13 +1,15 @@
-"""`ckpt.Json`: plain values that Orbax's Json handlers read."""
+"""`ckpt.Json`: plain values that Orbax's Json handlers read, and metrics that are nested or text."""
 
+import json
 from typing import Any
 
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import ckpt_core as ckpt
+from tests.support.orbax import make_quiet_orbax  # noqa: F401 (fixture)
 from tests.support.places import Place, make_place, open_at  # noqa: F401 (fixture)
 
 MODEL = {"w": np.arange(3.0)}
@@ -38,6 +40,10 @@ def test_beside_others(place):
         ckpt.restore(path, config=ckpt.Files)
 
 
+CIRCLE: list[Any] = []
+CIRCLE.append(CIRCLE)
+
+
 def test_it_is_a_snapshot(tmp_path):
     value = {"a": [1]}
     options = ckpt.Options(on_event=lambda event: value["a"].append(2))
@@ -52,19 +58,13 @@ def test_it_is_a_snapshot(tmp_path):
         ([{"a": {None: 1}}], "the key None"),
         ({"a": np.float32(1)}, "float32"),
         ({"a": {1}}, "set"),
+        (CIRCLE, "nested too deep"),
     ],
 )
 def test_what_json_does_not_have_is_refused(tmp_path, value, what):
     with pytest.raises(ckpt.UnsupportedLeaf, match=what):
         ckpt.save(tmp_path / "step", ckpt.Json(value))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_circle_is_refused(tmp_path):
-    value: list[Any] = []
-    value.append(value)
-    with pytest.raises(ckpt.UnsupportedLeaf, match="nested too deep"):
-        ckpt.save(tmp_path / "step", ckpt.Json(value))
 
 
 def test_damage_is_found(tmp_path):
@@ -136,3 +136,59 @@ def test_whatever_json_holds_comes_back_after_a_save_without_it(tmp_path, value)
     restored = ckpt.restore(tmp_path / "a", config=ckpt.Json)["config"]
     ckpt.save(tmp_path / "b", config=restored, model=MODEL)
     assert ckpt.restore(tmp_path / "b", config=ckpt.Json)["config"] == value
+
+
+def metrics(step: int, loss: float) -> dict[str, object]:
+    return {"eval": {"loss": loss, "by": "hand"}, "n": step, "curve": [1, 2], "good": True}
+
+
+def test_they_are_kept_and_used(place):
+    best = ckpt.keep.best("eval/loss", mode="min")
+    with open_at(place, keep_policy=best) as checkpointer:
+        for step, loss in enumerate([0.5, 0.1, 0.3]):
+            told = ckpt.Json(metrics(step, loss))
+            checkpointer.save(step, model={"w": np.ones(2)}, items={"metrics": told})
+            checkpointer.wait_until_finished()
+        assert checkpointer.all_steps() == [1, 2]
+        assert checkpointer.metrics(1) == {"eval/loss": 0.1, "n": 1.0}
+        assert checkpointer.load(1, item="metrics") == metrics(1, 0.1)
+        with pytest.raises(TypeError, match="not both"):
+            checkpointer.save(
+                3, model=1, metrics={"loss": 1}, items={"metrics": ckpt.Json({"loss": 1})}
+            )
+        with pytest.raises(TypeError, match=r"ckpt\.Json"):
+            checkpointer.save(3, model=1, metrics={"by": "hand"})  # pyright: ignore[reportArgumentType]
+    assert ckpt.verify(place.url + "/1").ok
+
+
+def test_orbax_finds_them(tmp_path):
+    with ckpt.Checkpointer(tmp_path) as checkpointer:
+        for step, loss in enumerate([0.5, 0.1, 0.3]):
+            told = ckpt.Json(metrics(step, loss))
+            checkpointer.save(step, state={"w": np.ones(2)}, items={"metrics": told})
+    options = ocp.CheckpointManagerOptions(
+        best_fn=lambda found: found["eval"]["loss"], best_mode="min"
+    )
+    with ocp.CheckpointManager(tmp_path, options=options) as manager:
+        assert manager.best_step() == 1
+        assert manager.metrics(1) == metrics(1, 0.1)
+        assert np.array_equal(manager.restore(1)["state"]["w"], np.ones(2))
+
+
+def test_those_of_orbax_may_be_anything(tmp_path):
+    with ckpt.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(0, {"w": np.ones(2)}, metrics={"loss": 2})
+    step = tmp_path / "0"
+    told = json.loads((step / "_CHECKPOINT_METADATA").read_text())
+    (step / "ckpt.json").unlink()
+    for file in (step / "_CHECKPOINT_METADATA", step / "state" / "_METADATA"):
+        told = json.loads(file.read_text())
+        file.write_text(json.dumps({**told, "custom_metadata": {}}))
+    (step / "metrics" / "metrics").write_text(json.dumps(metrics(0, 0.5)))
+    policy = ckpt.keep.best("eval", mode="min") | ckpt.keep.best("eval/loss", mode="min")
+    with ckpt.Checkpointer(tmp_path, keep_policy=policy) as checkpointer:
+        assert checkpointer.metrics(0) == {"eval/loss": 0.5, "n": 0}
+        checkpointer.save(1, {"w": np.ones(2)}, metrics={"eval/loss": 0.7})
+        checkpointer.save(2, {"w": np.ones(2)}, metrics={"eval/loss": 0.9})
+        checkpointer.wait_until_finished()
+        assert checkpointer.all_steps() == [0, 2]

@@ -1,4 +1,4 @@
-"""Loads of what is not there, not whole, or on a disk that fails: one clear exception each, nothing changed."""
+"""Loads of what is not there, not whole, flipped in one bit, or on a disk that fails: one clear exception each, nothing changed."""
 
 import errno
 import os
@@ -20,11 +20,13 @@ from tests.support.unchanged import (
 )
 
 
-def test_missing_path(tmp_path):
+@pytest.mark.parametrize("name", ["no/where", "empty"])
+def test_missing_path(tmp_path, name):
+    (tmp_path / "empty").mkdir()
     with unchanged(tmp_path), pytest.raises(ckpt.CheckpointNotFound) as caught:
-        ckpt.load(tmp_path / "no" / "where")
+        ckpt.load(tmp_path / name)
     assert isinstance(caught.value, FileNotFoundError)
-    assert str(tmp_path / "no" / "where") in str(caught.value)
+    assert str(tmp_path / name) in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -51,12 +53,6 @@ def test_missing_item_names_those_that_exist(tmp_path):
         assert "modle" in str(caught.value)
         assert "model" in str(caught.value).replace("modle", "")
         assert "optimizer" in str(caught.value)
-
-
-def test_an_empty_directory_is_no_checkpoint(tmp_path):
-    (tmp_path / "c").mkdir()
-    with unchanged(tmp_path), pytest.raises(ckpt.CheckpointNotFound):
-        ckpt.load(tmp_path / "c")
 
 
 def remove(path):
@@ -139,3 +135,29 @@ def test_reading_a_directory_that_does_not_exist(tmp_path):
         assert list(checkpointer.all_steps()) == []
         with pytest.raises(ckpt.CheckpointNotFound):
             checkpointer.load(3)
+
+
+STATE = {"small": np.full(3000, 1.5), "large": np.full(2**20, 2.5)}
+
+
+@pytest.mark.parametrize("where", ["small", "large", "state/checksums/process_0"])
+def test_no_load_takes_it(tmp_path, where):
+    ckpt.save(tmp_path, STATE, overwrite=True)
+    values = STATE[where].tobytes() if where in STATE else b""
+    files = tmp_path.rglob("d/*") if values else [tmp_path / where]
+    (file,) = (file for file in files if values in file.read_bytes())
+    data = bytearray(file.read_bytes())
+    data[data.index(values) + 77] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(ckpt.CheckpointCorrupt) as caught:
+        ckpt.load(tmp_path)
+    assert where in (caught.value.leaf, caught.value.file)
+
+
+def test_verify_finds_it_in_what_no_load_reads(tmp_path):
+    ckpt.save(tmp_path, STATE, overwrite=True)
+    file = tmp_path / "state" / "_METADATA"
+    data = bytearray(file.read_bytes())
+    data[77] ^= 1
+    file.write_bytes(data)
+    assert [problem.file for problem in ckpt.verify(tmp_path).problems] == ["state/_METADATA"]

@@ -152,19 +152,6 @@ def test_files_are_called_as_the_caller_calls_them(tmp_path):
     assert ckpt.restore(file, model=STATE, only="model/w").report.loaded == ("model/w",)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn", "int4", "bool"])
-def test_metrics_of_all_dtypes(tmp_path, dtype):
-    import jax.numpy as jnp
-
-    value = jnp.asarray(1, dtype)
-    with ckpt.Checkpointer(tmp_path / "run") as run:
-        run.save(0, STATE, metrics={"loss": value, "one": np.asarray(value)})
-        run.wait_until_finished()
-        assert run.metrics(0) == {"loss": 1.0, "one": 1.0}
-        with pytest.raises(TypeError, match="metrics takes numbers"):
-            run.save(1, STATE, metrics={"loss": jnp.asarray(1j)})
-
-
 def test_a_pointer_of_git_lfs_is_no_damage(tmp_path):
     with ckpt.Checkpointer(tmp_path, asynchronous=False) as checkpointer:
         for step in range(2):

@@ -16,7 +16,6 @@ from flax import nnx
 from orbax.checkpoint import v1 as ocp_v1
 
 import ckpt_core as ckpt
-from tests.support.orbax import make_quiet_orbax  # noqa: F401 (fixture)
 from tests.support.orbax_layouts import (
     abstract,
     save_manager,
@@ -27,9 +26,6 @@ from tests.support.orbax_layouts import (
     save_v1_training,
 )
 from tests.support.orbax_routes import BY_NAME
-
-# Orbax warns of every load that is given no sharding.
-pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
 
 
 class Net(nnx.Module):
@@ -104,10 +100,7 @@ def state_of(obj):
     return obj if isinstance(obj, nnx.State) else nnx.state(obj)
 
 
-# ------------------------------------------------------------------------------ what Orbax wrote
 # Each writes a state into the directory of steps, as step 3; with the name of the item.
-
-
 def v0_composite(root, state):
     with ocp.CheckpointManager(root) as manager:
         saved = ocp.args.Composite(
@@ -206,9 +199,6 @@ def test_parts_and_renamed_parts_of_what_orbax_wrote(tmp_path):
     assert bits(one.stem[0]) == bits(saved.layers[0])
     head = ckpt.load(path, item=item, only="layers/0/**")
     np.testing.assert_array_equal(head["layers"]["0"]["kernel"]["value"], saved.layers[0].kernel)
-
-
-# ------------------------------------------------------------------------------ what we wrote
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """The installed Orbax on gs://: it reads our steps, we read its, and both agree about which are there."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +11,6 @@ import pytest
 from orbax.checkpoint import v1 as ocp_v1
 
 import ckpt_core as ckpt
-from tests.support.orbax import make_quiet_orbax  # noqa: F401 (fixture)
 from tests.support.orbax_buckets import OrbaxBucket, make_bucket  # noqa: F401 (fixture)
 from tests.support.orbax_routes import (
     ROUTES,
@@ -24,8 +21,6 @@ from tests.support.orbax_routes import (
     named,
     sharded_tree,
 )
-
-pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
 
 
 def tree(n: int) -> dict[str, Any]:
@@ -68,18 +63,15 @@ def write_with_orbax(bucket: OrbaxBucket, *steps: int, **settings: Any) -> None:
             manager.save(step, args=args)
 
 
-# ----------------------------------------------------------------------------------------- both read
-
-
 @pytest.mark.parametrize("route", named(ROUTES))
-def test_orbax_restores_ours(bucket: OrbaxBucket, route: Callable[..., Any]) -> None:
+def test_orbax_restores_ours(bucket, route):
     want = sharded_tree()
     with ckpt.Checkpointer(bucket.root) as checkpointer:
         checkpointer.save(5, want)
     check_route(route, bucket.seen, 5, "state", want)
 
 
-def test_we_load_what_orbax_wrote(bucket: OrbaxBucket) -> None:
+def test_we_load_what_orbax_wrote(bucket):
     want = sharded_tree()
     with ocp.CheckpointManager(bucket.seen) as manager:
         manager.save(3, args=ocp.args.Composite(state=ocp.args.StandardSave(want)))
@@ -97,16 +89,8 @@ def test_we_load_what_orbax_wrote(bucket: OrbaxBucket) -> None:
     assert_same(ckpt.load(f"{bucket.root}/alone", abstract(want)), want, sharding=True)
 
 
-# ------------------------------------------------------------------------------ at every moment
-
-
 def check_moments(bucket: OrbaxBucket, work: Callable[[], Any], values: dict[int, set[int]]) -> int:
-    """Both see whole steps only, before and after the next Checkpointer; gives how many moments there were.
-
-    Args:
-        work: puts and deletes.
-        values: what may be found in each step, at whatever moment the process dies.
-    """
+    """Both see whole steps of these values only, before and after the next Checkpointer; gives how many moments there were."""
     moments = bucket.moments(work)
     seen: list[tuple[list[int], list[int]]] = []
     for moment in moments:
@@ -123,33 +107,32 @@ def check_moments(bucket: OrbaxBucket, work: Callable[[], Any], values: dict[int
     return len({(tuple(ours), tuple(theirs)) for ours, theirs in seen})
 
 
-def test_a_save_that_dies(bucket: OrbaxBucket) -> None:
-    write(bucket, 1)
-    kinds = check_moments(bucket, lambda: write(bucket, 2), {1: {1}, 2: {2}})
-    assert kinds == 3  # not there, ours alone, there
+def delete(bucket: OrbaxBucket) -> None:
+    with ckpt.Checkpointer(bucket.root) as checkpointer:
+        checkpointer.delete(1)
 
 
-def test_a_deletion_that_dies(bucket: OrbaxBucket) -> None:
-    write(bucket, 1, 2)
-
-    def delete() -> None:
-        with ckpt.Checkpointer(bucket.root) as checkpointer:
-            checkpointer.delete(1)
-
-    assert check_moments(bucket, delete, {1: {1}, 2: {2}}) >= 2
+def overwrite(bucket: OrbaxBucket) -> None:
+    with ckpt.Checkpointer(bucket.root, asynchronous=False) as checkpointer:
+        checkpointer.save(2, tree(20), overwrite=True)
 
 
-def test_a_save_over_another_that_dies(bucket: OrbaxBucket) -> None:
-    write(bucket, 1, 2)
+@pytest.mark.parametrize(
+    ("before", "work", "values", "kinds"),
+    [
+        # not there, ours alone, there
+        ((1,), lambda bucket: write(bucket, 2), {1: {1}, 2: {2}}, [3]),
+        ((1, 2), delete, {1: {1}, 2: {2}}, range(2, 100)),
+        ((1, 2), overwrite, {1: {1}, 2: {2, 20}}, range(1, 100)),
+    ],
+    ids=["save", "delete", "overwrite"],
+)
+def test_a_call_that_dies(bucket, before, work, values, kinds):
+    write(bucket, *before)
+    assert check_moments(bucket, lambda: work(bucket), values) in kinds
 
-    def overwrite() -> None:
-        with ckpt.Checkpointer(bucket.root, asynchronous=False) as checkpointer:
-            checkpointer.save(2, tree(20), overwrite=True)
 
-    check_moments(bucket, overwrite, {1: {1}, 2: {2, 20}})
-
-
-def test_a_save_of_orbax_that_dies(bucket: OrbaxBucket) -> None:
+def test_a_save_of_orbax_that_dies(bucket):
     write(bucket, 1)
     moments = bucket.moments(lambda: write_with_orbax(bucket, 2))
     assert len(moments) > 5
@@ -161,7 +144,7 @@ def test_a_save_of_orbax_that_dies(bucket: OrbaxBucket) -> None:
     assert our_steps(bucket) == [1, 2]
 
 
-def test_a_deletion_by_orbax_that_dies(bucket: OrbaxBucket) -> None:
+def test_a_deletion_by_orbax_that_dies(bucket):
     """It deletes in any order, so half a step may be left; what is seen of it is damaged, not wrong."""
     write(bucket, 1)
     write_with_orbax(bucket, 2, 3)

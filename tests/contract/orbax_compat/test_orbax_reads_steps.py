@@ -1,7 +1,8 @@
-"""The installed Orbax in a directory of our steps: metrics, names, Grain's items, side by side."""
+"""The installed Orbax in a directory of our steps: metrics, names, items of Grain, of files and of values, side by side."""
 
 import json
 import shutil
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +12,16 @@ import pytest
 from orbax.checkpoint import v1 as ocp_v1
 
 import ckpt_core as ckpt
-from tests.support.orbax import make_quiet_orbax, put  # noqa: F401 (fixture)
-from tests.support.orbax_routes import Moments, abstract, assert_same
-
-# Orbax's own reader warns about every load that is given no sharding; that is what is tested here.
-pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
-
-
-# ------------------------------------------------------------------------------------------ metrics
+from tests.support.orbax import put
+from tests.support.orbax_routes import (
+    ROUTES,
+    Moments,
+    abstract,
+    assert_same,
+    named,
+    v0_no_args,
+    v1_load_checkpointables,
+)
 
 
 def best_options(**settings):
@@ -55,9 +58,6 @@ def test_v1_metrics(with_metrics):
     assert_same(ocp_v1.load(with_metrics / "3"), {"a": jnp.full(2, 3.0)})
 
 
-# ----------------------------------------------------------------------------------- names of steps
-
-
 @pytest.mark.parametrize(
     ("prefix", "length", "name"),
     [(None, None, "7"), ("ckpt", None, "ckpt_7"), (None, 4, "0007"), ("x_y", 3, "x_y_007"),
@@ -72,9 +72,6 @@ def test_step_names(tmp_path, prefix, length, name):
     with ocp.CheckpointManager(tmp_path, options=options) as manager:
         assert manager.latest_step() == 7
         assert_same(manager.restore(7)["state"], {"a": jnp.ones(2)}, numpy_as_jax=True)
-
-
-# ------------------------------------------------------------------------------------- side by side
 
 
 def test_orbax_continues_our_directory(tmp_path):
@@ -93,14 +90,15 @@ def test_orbax_continues_our_directory(tmp_path):
         )
         manager.wait_until_finished()
         assert sorted(manager.all_steps()) == [1, 2]
-    with ckpt.Checkpointer(tmp_path) as checkpointer:
+    with ckpt.Checkpointer(tmp_path, max_to_keep=2) as checkpointer:
         assert list(checkpointer.all_steps()) == [1, 2]
         restored = checkpointer.restore_latest(state=tree)
         assert restored.step == 2
         assert_same(restored["state"], {"a": put(jnp.arange(8.0) + 2, "x")}, sharding=True)
-        checkpointer.save(3, state=restored["state"])
+        for step in (3, 4):  # retention deletes what Orbax wrote, too
+            checkpointer.save(step, state=restored["state"])
     with ocp.CheckpointManager(tmp_path) as manager:
-        assert sorted(manager.all_steps()) == [1, 2, 3]
+        assert sorted(manager.all_steps()) == [3, 4]
         assert_same(manager.restore(3)["state"], restored["state"], numpy_as_jax=True)
 
 
@@ -120,9 +118,6 @@ def test_orbax_ignores_unfinished_saves(tmp_path):
     checkpointer.close()
     assert list(ocp.utils.checkpoint_steps(tmp_path)) == [3]
     assert junk.is_dir()
-
-
-# -------------------------------------------------------------------------------------------- Grain
 
 
 def grain_iterators(grain):
@@ -152,7 +147,7 @@ def with_grain(tmp_path_factory):
     return root, tree, (ahead(data), ahead(loader))
 
 
-def test_grain_restores_from_ours_through_v0(with_grain):
+def test_grain_restores_from_ours(with_grain):
     grain = pytest.importorskip("grain")
     root, tree, want = with_grain
     data, loader = grain_iterators(grain)
@@ -166,10 +161,6 @@ def test_grain_restores_from_ours_through_v0(with_grain):
     assert_same(got["state"], tree, sharding=True)
     assert (ahead(got["data"]), ahead(got["loader"])) == want
 
-
-def test_grain_restores_from_ours_through_v1(with_grain):
-    grain = pytest.importorskip("grain")
-    root, tree, want = with_grain
     data, loader = grain_iterators(grain)
     like = {"state": abstract(tree), "data": data, "loader": loader}
     got = ocp_v1.load_checkpointables(root / "0", like)
@@ -177,11 +168,7 @@ def test_grain_restores_from_ours_through_v1(with_grain):
     assert (ahead(data), ahead(loader)) == want
 
 
-# -------------------------------------------------------------------------------------- on the disk
-
-
 def test_same_description_of_the_tree_as_orbax(tmp_path):
-    """`_METADATA` describes a tree exactly as Orbax itself would."""
     tree = {
         "nested": {"list": [jnp.ones(2), {"x": np.ones(3)}], "tuple": (1, 2.0)},
         "moments": Moments(jnp.ones(2), None),
@@ -199,3 +186,54 @@ def test_same_description_of_the_tree_as_orbax(tmp_path):
     for entry in (*ours.values(), *theirs.values()):
         entry["value_metadata"].pop("write_shape", None)
     assert ours == theirs
+
+
+TREE = {"a": jnp.arange(4.0), "b": {"c": jnp.ones((2, 2))}}
+CONFIG = {"layers": [1, None, "ü"], "rate": 0.5}
+
+
+@pytest.fixture(name="root")
+def make_root(tmp_path: Path) -> Path:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "vocabulary.txt").write_text("a b c")
+    with ckpt.Checkpointer(tmp_path / "run") as checkpointer:
+        files = ckpt.Files(tmp_path / "source")
+        checkpointer.save(7, state=TREE, assets=files, config=ckpt.Json(CONFIG))
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("route", named(ROUTES))
+def test_the_tree_beside_them(route, root):
+    if route not in (v0_no_args, v1_load_checkpointables):
+        assert_same(route(root, 7, "state", abstract(TREE)), TREE, sharding=True)
+    got = route(root, 7, "state", None)
+    assert_same(got, TREE, numpy_as_jax=route.__name__.startswith("v0"))
+
+
+def test_orbax_reads_the_values(root):
+    with ocp.CheckpointManager(root) as manager:
+        everything = manager.restore(7)
+        assert everything["config"] == CONFIG
+        assert everything["assets"]["files"] == {"vocabulary.txt": 5}
+        args = ocp.args.Composite(config=ocp.args.JsonRestore())
+        assert manager.restore(7, args=args)["config"] == CONFIG
+    for target in (None, {"config": None}):
+        assert ocp_v1.load_checkpointables(root / "7", target)["config"] == CONFIG
+
+
+def test_a_directory_that_a_handler_of_someone_wrote_is_files(tmp_path):
+    """Orbax's step with an item of an unknown handler, which wrote files of its own."""
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(0, args=ocp.args.Composite(state=ocp.args.StandardSave(TREE)))
+    step = tmp_path / "run" / "0"
+    (step / "assets" / "deep").mkdir(parents=True)
+    (step / "assets" / "deep" / "stats").write_bytes(b"1 2")
+    described = json.loads((step / "_CHECKPOINT_METADATA").read_text())
+    described["item_handlers"]["assets"] = "somebody.CallbackHandler"
+    (step / "_CHECKPOINT_METADATA").write_text(json.dumps(described))
+    found = ckpt.load(step)
+    assert found["assets"].names() == ["deep/stats"]
+    assert found["assets"].read("deep/stats") == b"1 2"
+    assert ckpt.inspect(step).items["assets"].files == {"deep/stats": 3}
+    copied = found["assets"].copy_to(tmp_path / "out")
+    assert (copied / "deep" / "stats").read_bytes() == b"1 2"

@@ -15,7 +15,7 @@ import pytest
 from orbax.checkpoint import v1 as ocp_v1
 
 import ckpt_core as ckpt
-from tests.support.orbax import eight_mesh, make_quiet_orbax, move  # noqa: F401 (fixture)
+from tests.support.orbax import eight_mesh
 from tests.support.orbax_routes import (
     ROUTES,
     Moments,
@@ -30,12 +30,6 @@ from tests.support.orbax_routes import (
     v0_standard_checkpointer,
 )
 from tests.support.same_bits import bits
-
-# Orbax's own reader warns about every load that is given no sharding; that is what is tested here.
-pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
-
-
-# ------------------------------------------------------------------------------------ what is saved
 
 
 def plain_tree():
@@ -85,9 +79,6 @@ def text_tree():
 TREES = {"sharded": sharded_tree, "plain": plain_tree, "text": text_tree}
 
 
-# ------------------------------------------------------------------------------------------- routes
-
-
 def v0_single_standard(root, step, _item, like):
     with ocp.CheckpointManager(root) as manager:
         return manager.restore(step, args=ocp.args.StandardRestore(like))
@@ -95,9 +86,6 @@ def v0_single_standard(root, step, _item, like):
 
 # StandardRestore knows no strings, whoever wrote them.
 STRINGLESS = {v0_composite_standard, v0_single_standard, v0_standard_checkpointer}
-
-
-# ----------------------------------------------------------------------------- single and composite
 
 
 @pytest.fixture(scope="module")
@@ -139,9 +127,6 @@ def test_bare_leaf(tmp_path, value):
     assert_same(v0_pytree_checkpointer(tmp_path, 0, "state", None), value, numpy_as_jax=True)
     assert_same(v0_no_args(tmp_path, 0, "state", None), value, numpy_as_jax=True)
     assert_same(ocp_v1.load(tmp_path / "0"), value)
-
-
-# ------------------------------------------------------------------------------------------- dtypes
 
 
 # What Orbax reads as it is, and what it sees of the carrier of what its arrays cannot be.
@@ -194,9 +179,6 @@ def test_each_dtype(dtypes, route, kind):
     for name in set(CARRIED_AS_BYTES) - set(NOT_OF_XLA if kind == "jax" else ()):
         wrong += [name] if bits(got[name]) != bits(some_of(name).view(np.uint8)) else []
     assert not wrong
-
-
-# ----------------------------------------------------------------------------------------- carriers
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Checkpoints that two processes wrote, between ckpt and Orbax, in both directions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import jax
@@ -65,7 +63,7 @@ def expected(number: int) -> np.ndarray:
     return np.arange(96, dtype=np.float32).reshape(8, 12) + number
 
 
-def test_orbax_reads_what_two_processes_wrote(tmp_path: Path) -> None:
+def test_orbax_reads_what_two_processes_wrote(tmp_path):
     found = reports(launch(STATE + OURS_TO_ORBAX, tmp_path / "run"))
     assert found == [{"same": True, "other": True, "step": 3, "manager": True}] * 2
     # and in one process, on its own devices
@@ -80,7 +78,7 @@ def test_orbax_reads_what_two_processes_wrote(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["one", "steps/3"])
-def test_we_read_what_two_processes_of_orbax_wrote(two_of_orbax: Path, path: str) -> None:
+def test_we_read_what_two_processes_of_orbax_wrote(two_of_orbax, path):
     loaded = ckpt.load(two_of_orbax / path, as_numpy=True)
     for number, name in enumerate(("rows", "blocks", "all", "crossed")):
         assert (loaded["params"][name] == expected(number)).all()

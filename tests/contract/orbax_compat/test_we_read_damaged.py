@@ -7,7 +7,6 @@ import jax
 import pytest
 
 import ckpt_core as ckpt
-from tests.support.orbax import make_quiet_orbax  # noqa: F401 (fixture)
 from tests.support.orbax_layouts import (  # noqa: F401 (fixture)
     abstract,
     assert_same,
@@ -19,9 +18,6 @@ from tests.support.orbax_layouts import (  # noqa: F401 (fixture)
     rewrite_json,
     tree_of,
 )
-
-# Orbax's own reader warns about every load that is given no sharding; ours is not concerned.
-pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
 
 
 def cut_data_files(item: Path):
@@ -117,9 +113,8 @@ def test_missing_chunk_is_no_zero(zoo, tmp_path, layout):
         p for p in array.rglob("*") if p.is_file() and not p.name.startswith((".z", "zarr"))
     )
     chunk.unlink()
-    with pytest.raises(ckpt.CheckpointCorrupt) as caught:
+    with pytest.raises(ckpt.CheckpointCorrupt, match="params/w"):
         ckpt.load(path)
-    assert "params/w" in str(caught.value)
     # The rest is still there.
     assert_same(
         ckpt.load(path, only=lambda path, _: path != "params/w")["opt"],

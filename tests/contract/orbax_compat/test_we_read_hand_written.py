@@ -16,11 +16,7 @@ import tensorstore as ts
 from orbax.checkpoint import v1 as ocp_v1
 
 import ckpt_core as ckpt
-from tests.support.orbax import make_quiet_orbax  # noqa: F401 (fixture)
 from tests.support.orbax_layouts import assert_same, data_files
-
-# Orbax's own reader warns about every load that is given no sharding; ours is not concerned.
-pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
 
 
 def by_hand_spec(item: Path, name: str, array, *, zarr, ocdbt, chunks, **variant):

@@ -11,7 +11,7 @@ from orbax.checkpoint import v1 as ocp_v1
 
 import ckpt_core as ckpt
 from tests.contract.orbax_compat.test_orbax_reads_steps import grain_iterators
-from tests.support.orbax import make_quiet_orbax, put  # noqa: F401 (fixture)
+from tests.support.orbax import put
 from tests.support.orbax_layouts import (  # noqa: F401 (fixture)
     abstract,
     assert_same,
@@ -22,12 +22,6 @@ from tests.support.orbax_layouts import (  # noqa: F401 (fixture)
     v1_context,
 )
 from tests.support.same_bits import bits
-
-# Orbax's own reader warns about every load that is given no sharding; ours is not concerned.
-pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
-
-
-# ------------------------------------------------------------------------------------ several items
 
 
 @pytest.fixture(scope="module")
@@ -108,23 +102,6 @@ def test_orbax_temporary_directories_are_no_steps(zoo, tmp_path):
     assert (root / "4.orbax-checkpoint-tmp").exists(), "a reader deletes nothing"
 
 
-def test_we_continue_a_directory_of_orbax(zoo, tmp_path):
-    """Saving, keeping and deleting among steps that Orbax wrote."""
-    root = tmp_path / "root"
-    shutil.copytree(zoo["v0_manager"], root / "3")
-    shutil.copytree(zoo["v0_manager"], root / "4")
-    tree = {"a": jnp.arange(3.0)}
-    with ckpt.Checkpointer(root, max_to_keep=2) as checkpointer:
-        assert checkpointer.latest_step() == 4
-        checkpointer.save(5, default=tree)
-        checkpointer.wait_until_finished()
-        assert list(checkpointer.all_steps()) == [4, 5]
-    with ocp.CheckpointManager(root) as manager:
-        assert sorted(manager.all_steps()) == [4, 5]
-        restored = manager.restore(5)
-    np.testing.assert_array_equal(restored["a"], tree["a"])
-
-
 def test_restore_latest_falls_back_from_damage_of_orbax(zoo, tmp_path):
     root = tmp_path / "root"
     for step in ("3", "4"):
@@ -148,9 +125,6 @@ def test_v1_checkpointables(tmp_path):
     got = ckpt.load(tmp_path / "c")
     assert got.pop("config") == {"k": [1, None]}
     assert_same(got, items, sharding=True)
-
-
-# -------------------------------------------------------------------------------------------- Grain
 
 
 @pytest.mark.parametrize("writer", ["v0", "v1"])

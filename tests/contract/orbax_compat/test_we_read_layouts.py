@@ -12,12 +12,10 @@ import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from orbax.checkpoint import v1 as ocp_v1
 
 import ckpt_core as ckpt
-from tests.support.orbax import make_quiet_orbax, move, put  # noqa: F401 (fixture)
 from tests.support.orbax_layouts import (  # noqa: F401 (fixture)
     LAYOUTS,
     Moments,
@@ -36,12 +34,6 @@ from tests.support.orbax_layouts import (  # noqa: F401 (fixture)
 )
 from tests.support.same_bits import bits
 
-# Orbax's own reader warns about every load that is given no sharding; ours is not concerned.
-pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
-
-
-# ---------------------------------------------------------------------------------- Orbax's writers
-
 
 def orbax_rich(path, tree):
     options = ocp_v1.options.PyTreeOptions().saving.pytree_metadata_options
@@ -52,9 +44,6 @@ def orbax_rich(path, tree):
             options, support_rich_types=True
         ),
     )
-
-
-# -------------------------------------------------------------------------------------- the layouts
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -98,9 +87,6 @@ def test_rich_types_keep_tuples(tmp_path):
     assert_same(ckpt.load(tmp_path / "rich", tree), tree)
 
 
-# --------------------------------------------------------------------------------------- one device
-
-
 ONE_DEVICE = """
 import json, sys
 import jax, numpy as np
@@ -133,9 +119,6 @@ def test_saved_on_eight_devices_loads_on_one(zoo, run_python):
         assert answer["keys"] == np.asarray(jax.random.key_data(want["sharded_keys"])).tolist()
         assert answer["arrays"] == count, name
         assert answer["here"], name
-
-
-# ---------------------------------------------------------------------------------------------- x64
 
 
 def test_wide_jax_arrays_are_not_narrowed(tmp_path):

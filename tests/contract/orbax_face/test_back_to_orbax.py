@@ -1,7 +1,5 @@
 """What is saved here stays readable by the other programs of its users, with Orbax, Flax and Brax."""
 
-from __future__ import annotations
-
 import json
 import warnings
 

@@ -1,7 +1,5 @@
 """``training.Checkpointer`` of Orbax's second API, on ckpt's engine."""
 
-from __future__ import annotations
-
 import datetime
 import threading
 

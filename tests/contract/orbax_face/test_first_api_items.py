@@ -1,24 +1,20 @@
 """Items of Orbax's first API: their arguments, their handlers, and single checkpoints."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys
-import typing
 from collections import OrderedDict
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 import ckpt_core as ckpt
 import ckpt_orbax as ocp
 from ckpt_orbax import v1
-from tests.support.trees import assert_same
+from tests.support.trees import Moments, assert_same
 
 STATE = {"w": np.arange(4.0), "step": 3, "name": "text"}
 Composite, PyTreeSave, PyTreeRestore = (
@@ -146,9 +142,6 @@ def test_a_handler_without_arguments_in_the_place_of_orbax(tmp_path, monkeypatch
     assert ocp.Checkpointer(Plain()).restore(tmp_path / "x") == "text"
 
 
-# ------------------------------------------------------------------------------ single checkpoints
-
-
 def test_single_checkpoints(tmp_path):
     checkpointer = ocp.PyTreeCheckpointer()
     checkpointer.save(tmp_path / "x", STATE, custom_metadata={"lr": 1})
@@ -177,18 +170,16 @@ def test_a_checkpointer_of_several_items(tmp_path):
     assert_same(step.restore(tmp_path / "x"), STATE)
 
 
-# ------------------------------------------------------------------------------------------- trees
-
-
-class Pair(typing.NamedTuple):
-    left: typing.Any
-    right: typing.Any
-
-
 @pytest.fixture
 def saved(tmp_path, mesh):
     spread = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("data")))
-    tree = {"w": spread, "n": np.arange(3), "i": 3, "pair": Pair(np.ones(2), "text"), "none": None}
+    tree = {
+        "w": spread,
+        "n": np.arange(3),
+        "i": 3,
+        "pair": Moments(np.ones(2), "text"),
+        "none": None,
+    }
     ocp.PyTreeCheckpointer().save(tmp_path / "saved", tree)
     return tree, tmp_path / "saved"
 

@@ -1,30 +1,20 @@
 """Orbax's first API beside Orbax itself: results, and one run that goes back and forth."""
 
-from __future__ import annotations
-
 import os
 import stat
-import typing
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as theirs
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 import ckpt_orbax as ours
 from tests.support.orbax import make_quiet_orbax  # noqa: F401 (fixture)
-from tests.support.trees import assert_same
-
-theirs = pytest.importorskip("orbax.checkpoint")
+from tests.support.trees import Moments, assert_same
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
-
-
-class Pair(typing.NamedTuple):
-    left: typing.Any
-    right: typing.Any
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +29,7 @@ def trees(tmp_path_factory, mesh):
         "list": [1, 2.0],
         "none": None,
         "empty": {},
-        "pair": Pair(np.ones(2, np.float32), 4),
+        "pair": Moments(np.ones(2, np.float32), 4),
     }
     paths = []
     for library in (theirs, ours):
@@ -80,7 +70,7 @@ def cases(ocp, tree, mesh):
         "open sharding": with_leaf(w=ocp.ArrayRestoreArgs()),
         "mesh": with_leaf(w=ocp.ArrayRestoreArgs(mesh=mesh, mesh_axes=P(None, "model"))),
         "numbers": with_leaf(i=leaf(restore_type=float), f=leaf(restore_type=int)),
-        "part": asked(item={"w": 0, "pair": {"left": 0}}, partial_restore=True),
+        "part": asked(item={"w": 0, "pair": {"mu": 0}}, partial_restore=True),
         "left out": asked(item={**jax.tree.map(lambda _: 0, tree), "w": ocp.PLACEHOLDER}),
         "transforms": asked(
             item={"w": 0, "new": 5}, transforms={}, restore_args={"w": leaf(), "new": leaf()}

@@ -1,7 +1,5 @@
 """``ckpt_orbax.flax_checkpoints``: the functions of ``flax.training.checkpoints``, beside Flax's own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax.training import checkpoints as flax_own
-from flax.training import train_state
+from flax.training import checkpoints as flax_own, train_state
 
 import ckpt_core as ckpt
 import ckpt_orbax
@@ -36,9 +33,7 @@ TX = optax.adam(1e-2)
 
 
 def assert_same(one: Any, other: Any) -> None:
-    assert jax.tree.structure(one) == jax.tree.structure(other)
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        np.testing.assert_array_equal(a, b)
+    jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 @pytest.fixture
@@ -100,7 +95,7 @@ def test_leaves_that_keep_their_values_are_named(tmp_path, caplog, saved_by):
         ckpt.load(tmp_path / "checkpoint_1", target)
 
 
-def test_another_prefix_is_another_run(tmp_path: Path) -> None:
+def test_another_prefix_is_another_run(tmp_path):
     """To Flax it is a series of its own; here retention would delete the other one."""
     for step in (1, 2, 3):
         flax_checkpoints.save_checkpoint(str(tmp_path / "a"), {"w": np.ones(2)}, step, keep=3)
@@ -118,7 +113,7 @@ def test_another_prefix_is_another_run(tmp_path: Path) -> None:
     assert (tmp_path / "b" / "best_6").exists()
 
 
-def test_steps_in_a_bucket_are_found() -> None:
+def test_steps_in_a_bucket_are_found():
     """They were saved and never found again: ``restore_checkpoint`` gave the target itself."""
     where = "memory://flax/found/run"
     for step in (3, 7):

@@ -1,21 +1,17 @@
 """Grain's own arguments and handler after the one-import change, beside Orbax; and handlers that take a pipeline."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grain.python as pygrain
 import numpy as np
 import orbax.checkpoint
 import pytest
+from grain import MapDataset, checkpoint
 
 import ckpt_orbax
-
-pytest.importorskip("grain")
-import grain.python as pygrain
-from grain import MapDataset, checkpoint
 
 BOTH = [orbax.checkpoint, ckpt_orbax]
 STATE = {"w": np.ones(2, np.float32)}
@@ -63,10 +59,7 @@ def single(how: str) -> Callable[[Any, Path, Any, Any], Any]:
     """Saves and restores with a Checkpointer: by position or as ``args=``."""
 
     def given(value: Any, args: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return {
-            "position": ((value,), {}),
-            "args": ((), {"args": args(value)}),
-        }[how]
+        return {"position": ((value,), {}), "args": ((), {"args": args(value)})}[how]
 
     def work(ocp: Any, path: Path, saved: Any, restored: Any) -> Any:
         checkpointer = ocp.Checkpointer(HANDLER())

@@ -1,7 +1,5 @@
 """Checkpointables that write files of their own, JSON, and data pipelines."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 
@@ -54,8 +52,6 @@ class VocabularyHandler(ocp.CheckpointableHandler[Vocabulary, AbstractVocabulary
 
 
 class Position:
-    """Saves and loads itself."""
-
     def __init__(self, at):
         self.at = at
 

@@ -1,7 +1,5 @@
 """``CheckpointManager``: when it saves, and what it says of its steps."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import numpy as np
 import pytest

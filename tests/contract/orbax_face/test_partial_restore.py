@@ -1,9 +1,7 @@
 """``partial_restore``: what the target names is restored, and what the checkpoint lacks stays; as Orbax does."""
 
-from __future__ import annotations
-
 import itertools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +10,9 @@ import orbax.checkpoint
 import pytest
 
 import ckpt_orbax
+from tests.support.trees import Moments
 
 BOTH = [orbax.checkpoint, ckpt_orbax]
-
-
-class Pair(NamedTuple):
-    left: Any
-    right: Any
 
 
 def state() -> Any:
@@ -26,7 +20,7 @@ def state() -> Any:
         "a": jnp.arange(4.0),
         "b": {"c": jnp.ones(2), "d": 3},
         "l": [jnp.zeros(1), jnp.ones(1), jnp.full(1, 2.0)],
-        "p": Pair(jnp.ones(3), 4),
+        "p": Moments(jnp.ones(3), 4),
         "n": 5,
     }
 
@@ -45,7 +39,7 @@ FITS = {
     "nothing in common": lambda: {"z": zeros(2)},
     "a list": lambda: {"l": [zeros(1)] * 3},
     "a tuple for a list": lambda: {"l": (zeros(1),) * 3},
-    "a NamedTuple": lambda: {"p": Pair(zeros(3), 0), "q": Pair(1, 2)},
+    "a NamedTuple": lambda: {"p": Moments(zeros(3), 0), "q": Moments(1, 2)},
     "an empty dict": lambda: {"a": zeros(4), "z": {}},
 }
 DIFFERS = {
@@ -88,7 +82,6 @@ WAYS = [by_item, by_args, by_restore_args]
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Where each of the libraries has saved the state."""
     places = {}
     for ocp in BOTH:
         places[ocp] = path = tmp_path_factory.mktemp("saved")

@@ -1,15 +1,12 @@
 """Save-decision and preservation policies: what each decides, and that Orbax keeps the same steps."""
 
-from __future__ import annotations
-
 import datetime
 import importlib
 import shutil
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import ckpt_core as ckpt
 import ckpt_orbax

@@ -1,7 +1,5 @@
 """``ckpt_orbax`` with several processes: all save and load the same steps; handlers that write in every process."""
 
-from __future__ import annotations
-
 import json
 import os
 import textwrap

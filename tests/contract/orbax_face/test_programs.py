@@ -1,8 +1,7 @@
-"""Programs for Orbax, with one changed import: killed and resumed, they end with the bits of a whole run."""
-
-from __future__ import annotations
+"""Programs for Orbax, with one changed import: killed and resumed, they end with the bits of a whole run; and Keras' own tests."""
 
 import importlib.util
+import json
 import signal
 import subprocess
 import sys
@@ -97,15 +96,20 @@ NNX = """
     end(began, state())
 """
 
-# Keras' own callback and its own load_model.
-KERAS = """
+AS_ORBAX = """
     import types
 
     import ckpt_orbax
 
     orbax = types.ModuleType("orbax")
-    orbax.checkpoint = ckpt_orbax
+    orbax.checkpoint = ckpt_orbax  # no package: nothing else of Orbax can be imported
     sys.modules |= {"orbax": orbax, "orbax.checkpoint": ckpt_orbax}
+"""
+
+# Keras' own callback and its own load_model.
+KERAS = (
+    AS_ORBAX
+    + """
     import keras
 
     class Death(keras.callbacks.Callback):
@@ -135,23 +139,44 @@ KERAS = """
     state = model.get_state_tree(value_format="numpy_array")
     end(began, {name: part for name, part in state.items() if name != "metrics_variables"})
 """
+)
+
+# Keras' own tests of its Orbax callback, with ``ckpt_orbax`` as the module that Keras imports.
+SUITE = (
+    AS_ORBAX
+    + """
+    import json, unittest
+
+    from absl import flags
+
+    flags.FLAGS.mark_as_parsed()
+    import keras.src.callbacks.orbax_checkpoint_test as theirs
+
+    suite = unittest.defaultTestLoader.loadTestsFromTestCase(theirs.OrbaxCheckpointTest)
+    done = unittest.TextTestRunner(stream=sys.stderr).run(suite)
+    bad = {case.id().split(".")[-1].split()[0]: text for case, text in done.failures + done.errors}
+    with open(directory, "w") as file:
+        json.dump([done.testsRun, bad], file)
+    os._exit(0)
+"""
+)
+NEEDS_TENSORFLOW = {"test_checkpoint_with_assets0", "test_checkpoint_with_assets1"}
+
+
+def start(program, directory, environment, dies_at=-1):
+    code = textwrap.dedent(BEGINNING) + textwrap.dedent(program)
+    return subprocess.run(
+        [sys.executable, "-c", code, str(directory), str(dies_at)],
+        env=environment | {"KERAS_BACKEND": "jax"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
 
 
 def run(program, directory, environment, dies_at=-1):
     """Step or epoch at which the program began, and the digest of its last state; None when it died."""
-    child = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            textwrap.dedent(BEGINNING) + textwrap.dedent(program),
-            str(directory),
-            str(dies_at),
-        ],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    child = start(program, directory, environment, dies_at)
     if dies_at >= 0:
         assert child.returncode == -signal.SIGKILL, child.stderr
         return None
@@ -166,10 +191,25 @@ def run(program, directory, environment, dies_at=-1):
 def test_a_killed_run_ends_where_a_whole_one_ends(tmp_path, name, program, dies_at):
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
-    environment = with_devices(4) | compiling_once(tmp_path / "cache") | {"KERAS_BACKEND": "jax"}
+    environment = with_devices(4) | compiling_once(tmp_path / "cache")
     began, whole = run(program, tmp_path / "whole", environment)
     assert began == 0
     run(program, tmp_path / "cut", environment, dies_at)
     began, resumed = run(program, tmp_path / "cut", environment)
     assert 0 < began <= dies_at + 1
     assert resumed == whole
+
+
+def test_kerass_own_suite(tmp_path):
+    pytest.importorskip("absl.testing.parameterized")
+    if importlib.util.find_spec("keras") is None:  # importing it would choose its backend
+        pytest.skip("keras is not installed")
+    answer = tmp_path / "answer.json"
+    environment = with_devices(8) | compiling_once(tmp_path / "cache")
+    child = start(SUITE, answer, environment | {"TEST_TMPDIR": str(tmp_path)})
+    assert answer.exists(), child.stderr
+    count, bad = json.loads(answer.read_text())
+    assert count >= 22
+    unexpected = {name: text for name, text in bad.items() if name not in NEEDS_TENSORFLOW}
+    assert not unexpected, "\n".join(unexpected.values())
+    assert all("TensorFlow" in bad.get(name, "TensorFlow") for name in NEEDS_TENSORFLOW)

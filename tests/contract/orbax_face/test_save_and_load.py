@@ -1,8 +1,5 @@
 """``save`` and ``load`` of Orbax's second API, on ckpt's engine: what comes back, what is refused."""
 
-from __future__ import annotations
-
-import collections
 import threading
 
 import jax
@@ -10,14 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 import ckpt_core as ckpt
 from ckpt_orbax import v1 as ocp
-from tests.support.trees import assert_same
-
-Pair = collections.namedtuple("Pair", ["left", "right"])
+from tests.support.trees import Moments, assert_same
 
 
 @pytest.fixture
@@ -41,7 +35,7 @@ def state(mesh):
 
 def test_containers_come_back_as_orbax_has_them(path):
     tree = {
-        "pair": Pair(np.ones(1), (1, 2)),
+        "pair": Moments(np.ones(1), (1, 2)),
         "optimizer": (optax.EmptyState(), optax.TraceState({"w": np.ones(2)})),
         "numbers": {3: "by number"},
         "empty": {},
@@ -51,7 +45,7 @@ def test_containers_come_back_as_orbax_has_them(path):
     assert_same(
         loaded,
         {
-            "pair": {"left": np.ones(1), "right": [1, 2]},
+            "pair": {"mu": np.ones(1), "nu": [1, 2]},
             "optimizer": [None, {"trace": {"w": np.ones(2)}}],
             "numbers": {"3": "by number"},
             "empty": {},

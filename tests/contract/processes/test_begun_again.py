@@ -1,5 +1,13 @@
-"""jax.distributed ended and begun again in the same processes: what each did alone in between is its own."""
+"""jax.distributed ended and begun again in the same processes, and a jax without the private names that ckpt uses."""
 
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
 from tests.support.launch import launch, reports
 from tests.support.ports import free_port
 
@@ -44,3 +52,28 @@ def test_processes_agree_in_every_life(tmp_path):
         assert told["told"] == [None] * 8
         lives = [[None, [life], [10 + life]] for life in range(4)]
         assert told["found"] == [value for life in lives for value in life]
+
+
+@pytest.fixture
+def moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jax._src.distributed", None)
+    import jax._src
+
+    monkeypatch.delattr(jax._src, "distributed", raising=False)
+
+
+@pytest.mark.usefixtures("moved")
+def test_one_process_needs_no_coordination(tmp_path):
+    with ckpt.Checkpointer(tmp_path) as run:
+        run.save(1, {"w": jnp.arange(3)})
+        assert not run.reached_preemption(1)
+        found = run.restore_latest({"w": jnp.zeros(3, int)})
+    assert found is not None and np.array_equal(found["state"]["w"], [0, 1, 2])
+
+
+@pytest.mark.usefixtures("moved")
+def test_several_processes_are_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda *_: 2)
+    with pytest.raises(ckpt.CheckpointError, match="no coordination service where ckpt looks"):
+        ckpt.save(tmp_path / "a", {"w": jnp.arange(3)})
+    assert not (tmp_path / "a").exists()

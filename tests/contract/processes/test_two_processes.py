@@ -1,4 +1,4 @@
-"""Two real processes of jax.distributed, two devices each: what one of them meets or decides, all do."""
+"""Two real processes of jax.distributed, two devices each: what one of them meets, decides or is told by a signal, all do."""
 
 from pathlib import Path
 from typing import Any
@@ -147,3 +147,116 @@ report(wanted=wanted, began=began, clock=clock, alone=alone, failed=failed, aske
     assert told[1]["failed"]["absent"] == [0]
     assert ckpt.Checkpointer(tmp_path / "run/mine", read_only=True).all_steps() == [6]
     assert ckpt.Checkpointer(tmp_path / "run/clock", read_only=True).all_steps() == [0, 1, 2]
+
+
+COMMON = """
+import threading
+def state(step):
+    return put(np.arange(8, dtype=np.float32) + step)
+
+told = {}
+"""
+SAVES = (
+    COMMON
+    + """
+held, meant = threading.Event(), ckpt.Options(timeout_secs=20, on_pending="fail")
+
+from tests.support import seams
+
+def last(self, *_, **__):
+    # of step 1, which ends in process 1 and not yet in process 0
+    return index == 0 and os.path.isdir(f"{directory}/1") and seams.agreed(self) == "committed"
+
+seams.at(None, "agreement", after=lambda *_, **__: held.wait(60), where=last)
+with ckpt.Checkpointer(directory, max_to_keep=1, options=meant) as run:
+    run.save(0, state(0))
+    run.wait_until_finished()
+    run.save(1, state(1))
+    if index == 1:
+        run.wait_until_finished()
+    meet("one has ended")
+    told["refused"] = raised(lambda: run.save(2, state(2)))
+    held.set()
+    run.wait_until_finished()
+    told["next"] = run.save(3, state(3))
+report(**told)
+"""
+)
+RESTORES = (
+    COMMON
+    + """
+with ckpt.Checkpointer(directory) as run:
+    found = run.restore_latest(state=state(0))
+    told["back"] = [run.all_steps(), found.step, same(found["state"], state(found.step))]
+report(**told)
+"""
+)
+
+
+def test_a_save_is_refused_on_all_processes_or_on_none(tmp_path):
+    for told in reports(launch(SAVES, tmp_path / "run")):
+        error = told["refused"]
+        assert error["type"] == "CheckpointError", error
+        assert "save of step 1 in process 0 is still running" in error["text"], error
+        assert told["next"] is True, told
+    for told in reports(launch(RESTORES, tmp_path / "run")):
+        assert told["back"] == [[3], 3, True]
+
+
+STOPPING = """
+import logging
+import jax.experimental.multihost_utils
+heard = []
+handler = logging.Handler()
+handler.emit = lambda record: heard.append(record.getMessage())
+logging.getLogger("ckpt_core").addHandler(handler)
+import dataclasses
+options = dataclasses.replace(options, stop_signals=("SIGTERM", "SIGUSR1"))
+def state(step):
+    return {"w": put(np.full(8, step, np.float32))}
+stopped = None
+policy = ckpt.when.preempted() if how == "policy" else ckpt.when.at_steps([])
+with ckpt.Checkpointer(f"{directory}/steps", save_policy=policy, options=options) as run:
+    assert not run.should_stop
+    for step in range(600):
+        if step % 20 == 0:
+            jax.experimental.multihost_utils.sync_global_devices(f"step {step}")
+        if index in who and step in times:
+            os.kill(os.getpid(), getattr(signal, number))
+        time.sleep(0.01)
+        run.save(step, state(step))
+        if run.reached_preemption(step) if how == "ask" else run.should_stop:
+            stopped = step
+            run.save(step, state(step), force=True)
+            break
+steps = run.all_steps()
+default = signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+report(stopped=stopped, steps=steps, heard=heard, default=default)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "who", "times", "how"),
+    [
+        ("SIGTERM", [1], [10], "ask"),
+        ("SIGTERM", [1], [10], "policy"),
+        ("SIGUSR1", [1], [10], "policy"),
+        ("SIGUSR1", [0], [10, 12], "poll"),
+        ("SIGUSR1", [0, 1], [10, 11], "poll"),
+    ],
+)
+def test_all_stop_at_one_step(tmp_path, number, who, times, how):
+    code = f"number, who, times, how = {number!r}, {who}, {times}, {how!r}\n{STOPPING}"
+    told = reports(launch(code, tmp_path / "run"))
+    assert told[0]["stopped"] is not None
+    assert told[0]["stopped"] == told[1]["stopped"]
+    assert told[0]["steps"] == told[1]["steps"] == [told[0]["stopped"]]
+    assert told[0]["default"] and told[1]["default"]  # given back at the end
+
+
+def test_without_the_service_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_ENABLE_PREEMPTION_SERVICE", "0")
+    code = f"number, who, times, how = '', [], [], 'policy'\n{STOPPING.replace('range(600)', 'range(3)')}"
+    for told in reports(launch(code, tmp_path / "run")):
+        assert told["default"]
+        assert any("SIGTERM, SIGUSR1 will not be noticed" in text for text in told["heard"])

@@ -1,4 +1,4 @@
-"""Programs of eight styles, killed twice at random and resumed, end where their straight run ends, bit for bit.
+"""Programs of ten styles, killed twice at random and resumed, end where their straight run ends, bit for bit.
 
 Each is in ``examples/ports``, with the diffs that move it. Where they used Orbax, a run is also begun by Orbax,
 continued here, and ended by Orbax.
@@ -34,6 +34,8 @@ STYLES = [
     Style("flax_checkpoints", "state.params, state.opt_state, state.batch_stats", ("flax",)),
     Style("brax", "(params, opt_state, random)", ("flax",)),
     Style("kauldron", "(state, seen, batches.position)", ("flax",), native_goes_on=False),
+    Style("nanodo", "state", ("flax", "grain"), {"devices": 4, "with_orbax": True}),
+    Style("purejaxrl", "running", ("flax",), orbax=False),
     Style("big_vision", "(params, opt_state)", (), {"devices": 4}, orbax=False),
     Style("equinox", "(model, opt_state)", ("equinox",), orbax=False),
     Style("torch_save", "(weights, opt_state, env.param.prng)", ("torch", "torchax"), orbax=False),

@@ -2,6 +2,9 @@
 
 import errno
 import os
+import subprocess
+import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -237,3 +240,35 @@ def test_a_step_of_orbax_is_one_checkpoint(tmp_path):
             start(tmp_path / "run" / name)
     with start(tmp_path / "run") as checkpointer:
         assert checkpointer.all_steps() == [3]
+
+
+TWO_USERS = """
+import os, sys
+import ckpt_core as ckpt
+with ckpt.Checkpointer(sys.argv[1], asynchronous=False) as first:
+    first.save(0, {"n": 0}), first.save(1, {"n": 1})
+os.chmod(sys.argv[1], 0o777)
+os.setgroups([]), os.setgid(12345), os.setuid(12345)
+with ckpt.Checkpointer(sys.argv[1], asynchronous=False) as second:
+    print(second.restore(0, {"n": 0}).state, flush=True)
+    for call in (second.delete, second.rollback_to, lambda step: second.save(1, {"n": 2})):
+        try:
+            call(0)
+        except PermissionError as error:
+            print("refused:", error, file=sys.stderr)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become two other users")
+def test_a_second_user_hears_at_the_restore_whose_steps_it_cannot_move() -> None:
+    """It may write beside them; a training of hours would end at the first save that has to retire one."""
+    with tempfile.TemporaryDirectory() as root:
+        os.chmod(root, 0o755)  # the directories of pytest are for their owner alone
+        command = [sys.executable, "-c", TWO_USERS, f"{root}/run"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+        said, *refused = done.stderr.split("refused:")
+        assert done.stdout == "{'n': 0}\n", done.stderr
+        assert len(refused) == 3, done.stderr
+        for text in (said, *refused):
+            assert "belongs to user 0" in text and f"chmod -R g+w {root}/run" in text, done.stderr
+        assert ckpt.Checkpointer(f"{root}/run", read_only=True).all_steps() == [0, 1]

@@ -69,6 +69,36 @@ def test_a_checkpointer_names_the_steps(tmp_path):
     assert heard.events[-1].step == 4
 
 
+def test_each_committed_copy_that_goes_is_told_in_every_tier(tmp_path):
+    """Retention, a rollback, a deletion, a save after going back: what is told to be there is what is there."""
+    told = set[str]()
+
+    def listen(event: ckpt.Event) -> None:
+        if event.kind == "committed":
+            told.add(event.path)
+        elif event.kind == "deleted":
+            told.remove(event.path)
+
+    def there() -> set[str]:
+        names = [*(tmp_path / "run").glob("[0-9]*"), *(tmp_path / "local").glob("*/*/[0-9]*")]
+        return {*map(str, names)}
+
+    every = ckpt.when.every_steps(2)
+    options = ckpt.Options(on_event=listen, persist_policy=every, local_max_to_keep=2)
+    where = {"local_directory": tmp_path / "local", "options": options, "max_to_keep": 3}
+    with ckpt.Checkpointer(tmp_path / "run", **where) as run:
+        for step in range(8):
+            run.save(step, STATE)
+            run.wait_until_finished()
+            assert told == there()
+        assert run.rollback_to(6) == [7] and told == there()
+        run.delete(2)
+        assert told == there() and len(told) == 3
+        run.restore(4, STATE)["state"]
+        run.save(5, STATE, force=True)  # step 6 is retired
+    assert told == there() and {one[-1] for one in told} == {"4", "5"}
+
+
 def test_failures_are_told_with_the_error(tmp_path):
     heard = Heard()
     options = ckpt.Options(on_event=heard)

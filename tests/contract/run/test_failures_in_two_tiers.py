@@ -1,7 +1,5 @@
 """A disk that fails in one of two tiers: before a call is acknowledged all see the old value, and then all see the new one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -151,6 +151,10 @@ def test_a_path_that_is_written(tmp_path, saves_1, gate, monkeypatch, call, how)
         pending.result()
 
 
+def test_a_step_that_is_being_saved_is_waited_for(tmp_path, saves_1):
+    assert value_of(saves_1(secs=0.3).load(1)) == 1
+
+
 def test_a_save_that_fails_is_reported_to_who_began_it(tmp_path, saves_1, gate):
     gate.error = OSError(28, "No space left on device")
     first, second = saves_1(), ckpt.Checkpointer(tmp_path / "run", options=QUICK)

@@ -18,7 +18,25 @@ import pytest
 import ckpt_core as ckpt
 from tests.support.children import environment
 from tests.support.takeovers import save, start, state, value_of, values, write
-from tests.support.two_tiers import starts
+
+Starts = Callable[..., ckpt.Checkpointer]
+
+
+def starts(root: Path, *, persists_every: int, local_max_to_keep: int) -> Starts:
+    """Starts a blocking Checkpointer on ``root/steps`` and ``root/local``; takes further arguments of it."""
+    options = ckpt.Options(
+        persist_policy=ckpt.when.every_steps(persists_every),
+        local_max_to_keep=local_max_to_keep,
+        durable=False,
+    )
+
+    def start(**more: Any) -> ckpt.Checkpointer:
+        local = root / "local"
+        return ckpt.Checkpointer(
+            root / "steps", local_directory=local, options=options, asynchronous=False, **more
+        )
+
+    return start
 
 
 def trains(directory: Path, **more: Any) -> ckpt.Checkpointer:

@@ -1,7 +1,5 @@
 """What policies keep and delete: into the trash on request, failures told, nothing that no Checkpointer has saved."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -91,11 +91,11 @@ def test_close(place):
 def _fail_after_a_save(place: Place) -> None:
     with open_at(place) as checkpointer:
         checkpointer.save(0, state(0))
-        raise ZeroDivisionError
+        raise KeyError("of the loop")
 
 
 def test_an_error_in_the_body_is_not_masked(place):
-    with pytest.raises(ZeroDivisionError) as caught:
+    with pytest.raises(KeyError) as caught:
         _fail_after_a_save(place)
     assert not hasattr(caught.value, "__notes__")
     assert open_at(place).all_steps() == [0]
@@ -109,6 +109,15 @@ def test_a_failed_save_ends_the_with_block(local, monkeypatch):
     with pytest.raises(OSError, match="no luck") as caught, open_at(local) as checkpointer:
         checkpointer.save(0, state(0))
     assert "step 0" in caught.value.__notes__[0]
+
+
+def test_a_failure_masks_no_other_one(local, monkeypatch):
+    seams.at(monkeypatch, "commit", before=seams.fail(), nth=1)
+    with pytest.raises(KeyError) as caught:
+        _fail_after_a_save(local)
+    (note,) = caught.value.__notes__
+    assert "No space left" in note and local.url in note
+    assert local.entries() == []
 
 
 def test_a_failed_step_can_be_saved_again(local, monkeypatch, asynchronous):
@@ -126,9 +135,16 @@ def test_a_failed_step_can_be_saved_again(local, monkeypatch, asynchronous):
 
 def test_metrics_of_every_kind_of_number(place):
     numbers = {"a": 1, "b": jnp.float32(0.5), "c": np.int8(3), "d": True, "e": float("inf")}
+    expected = {"a": 1.0, "b": 0.5, "c": 3.0, "d": 1.0, "e": float("inf")}
+    for dtype in ("bfloat16", "float16", "float8_e4m3fn", "int4", "bool"):
+        numbers |= {
+            dtype: jnp.asarray(1, dtype),
+            f"host {dtype}": np.asarray(jnp.asarray(1, dtype)),
+        }
+        expected |= {dtype: 1.0, f"host {dtype}": 1.0}
     with open_at(place) as checkpointer:
         checkpointer.save(0, state(0), metrics=numbers)
-    assert checkpointer.metrics(0) == {"a": 1.0, "b": 0.5, "c": 3.0, "d": 1.0, "e": float("inf")}
+    assert checkpointer.metrics(0) == expected
 
 
 def test_none_is_a_state(place):

@@ -292,3 +292,12 @@ def test_directories_that_a_run_makes_are_synced_whoever_makes_them(tmp_path, mo
     (name,) = fast.iterdir()
     for directory in (tmp_path, run.parent, run, fast.parent, fast, name):
         assert str(directory) in synced, directory
+
+
+def test_local_directories_that_are_left_out_are_named(run, caplog):
+    for local in (run.local, None):
+        with ckpt.Checkpointer(run.persistent, local_directory=local) as checkpointer:
+            assert "had local directories" not in caplog.text
+            checkpointer.restore_latest({"n": 0})
+            checkpointer.save(1, {"n": 0})
+    assert "had local directories" in caplog.text

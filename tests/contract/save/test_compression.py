@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 import ckpt_core as ckpt
 from tests.contract.faults.crafted.signed import read_record, write_record
 from tests.support.meshes import explicit_mesh
+from tests.support.trees import assert_same
 
 CODECS = ["zstd", "zstd:3", "blosc", "blosc:zstd", "blosc:blosclz:9", "blosc:lz4hc:1"]
 
@@ -34,14 +34,7 @@ def tree() -> dict[str, Any]:
     }
 
 
-def equal(one: Any, other: Any) -> bool:
-    """Whether two trees hold the same bits."""
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
-
-
 def stored_bytes(path: Path) -> int:
-    """Bytes of the data files."""
     return sum(file.stat().st_size for file in path.rglob("*/ocdbt.process_0/d/*"))
 
 
@@ -50,8 +43,8 @@ def test_every_codec_brings_back_the_same_bits(tmp_path, codec):
     ckpt.save(tmp_path / "plain", tree())
     for name, compression in (("all", codec), ("some", {"**": codec})):
         ckpt.save(tmp_path / name, tree(), options=ckpt.Options(compression=compression))
-        assert equal(ckpt.load(tmp_path / name), tree())
-        assert equal(ckpt.load(tmp_path / name, as_numpy=True), tree())
+        assert_same(ckpt.load(tmp_path / name), tree())
+        assert_same(ckpt.load(tmp_path / name, as_numpy=True), tree(), numpy_as_jax=True)
         assert ckpt.verify(tmp_path / name).ok
         assert stored_bytes(tmp_path / name) < stored_bytes(tmp_path / "plain") / 3
 
@@ -62,10 +55,10 @@ def test_the_first_pattern_that_matches_counts(tmp_path):
     item = read_record(tmp_path / "x")["items"]["state"]
     codecs = [item["leaf_types"][at][6] for at in item["leaves"]]
     assert [codec for codec in codecs if codec] == ["zstd:2", "blosc:zstd:5"]
-    assert equal(ckpt.load(tmp_path / "x"), tree())
+    assert_same(ckpt.load(tmp_path / "x"), tree())
     assert ckpt.verify(tmp_path / "x").ok
     # a slice and a leaf on their own take the same way
-    assert equal(
+    assert_same(
         ckpt.load(tmp_path / "x", only="params/w"), {"params": {"w": tree()["params"]["w"]}}
     )
 
@@ -121,5 +114,5 @@ def test_a_limit_that_is_smaller_than_an_array(tmp_path, limit_bytes, spec):
     saved = {"w": jax.device_put(values, NamedSharding(mesh, P(*spec))), "scalar": jnp.float32(3)}
     options = ckpt.Options(compression="zstd", chunk_bytes=3_000, max_host_bytes=limit_bytes)
     ckpt.save(tmp_path / "c", saved, options=options)
-    assert equal(ckpt.load(tmp_path / "c"), saved)
+    assert_same(ckpt.load(tmp_path / "c"), saved)
     assert ckpt.verify(tmp_path / "c").ok

@@ -14,12 +14,6 @@ from tests.support.unchanged import (
 )
 
 
-def save_and_wait(checkpointer, step, state=None):
-    """The error of a save may come at the call or in the background."""
-    checkpointer.save(step, tree(step) if state is None else state)
-    checkpointer.wait_until_finished()
-
-
 @pytest.mark.parametrize("save", [ckpt.save, lambda *a, **kw: ckpt.save_async(*a, **kw).result()],
                          ids=["save", "save_async"])  # fmt: skip
 def test_existing_checkpoint(tmp_path, save):
@@ -71,11 +65,11 @@ def test_a_file_in_the_way(tmp_path, inside):
 
 def test_a_file_among_the_steps(steps):
     (steps / "5").write_text("not a step")
-    with ckpt.Checkpointer(steps) as checkpointer:
+    with ckpt.Checkpointer(steps, asynchronous=False) as checkpointer:
         assert list(checkpointer.all_steps()) == [3, 4]
         assert checkpointer.latest_step() == 4
         with unchanged(steps), pytest.raises(ckpt.CheckpointExists):
-            save_and_wait(checkpointer, 5)
+            checkpointer.save(5, tree(5))
 
 
 def test_restore_latest_never_starts_afresh_over_damage(steps):

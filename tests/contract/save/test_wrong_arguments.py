@@ -93,7 +93,7 @@ IMPOSSIBLE_NAMES = ["", ".", "..", "a/b", "/etc", ".hidden", "metrics.tree", "ck
 
 
 NO_METRICS = [{"loss": "0.5"}, {"loss": None}, {"loss": [1]}, {"loss": np.ones(2)}, {1: 0.5}]
-NO_METRICS += ["loss", 0.5, [1.0]]
+NO_METRICS += ["loss", 0.5, [1.0], {"loss": 1j}]
 NO_SETTINGS = [
     ({"best_metric": "loss"}, TypeError, "best_mode"),
     ({"best_metric": "loss", "best_mode": "least"}, ValueError, "'min' or 'max'"),
@@ -138,6 +138,13 @@ REFUSED = [
     ],
     (lambda root, run: ckpt.Options(snapshot="disk"), ValueError, "'host', 'device' or 'pinned_"),
     (lambda root, run: ckpt.Options(background_priority="high"), ValueError, "'low' or 'normal'"),
+    (lambda root, run: ckpt.Options(partners="rack"), ValueError, "partners must be None, 'host'"),
+    (lambda root, run: ckpt.Options(local_max_to_keep=0), ValueError, "local_max_to_keep"),
+    (
+        lambda root, run: ckpt.Options(local_max_bytes=2**30),
+        TypeError,
+        "local_max_bytes: `ckpt rm --local DIRECTORY` removes",
+    ),
     *[(lambda root, run, n=n: ckpt.Options(report_secs=n), ValueError, "report") for n in (0, -1)],
     # TensorStore takes them for slashes: arrays were written into other directories, and never found
     (lambda root, run: ckpt.save(root / "a\\b" / "c", tree()), ValueError, "backslash"),

@@ -20,8 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tensorstore as ts
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 import ckpt_core as ckpt
 from tests.support.meshes import explicit_mesh

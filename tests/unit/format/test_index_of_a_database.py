@@ -11,8 +11,7 @@ from typing import Any
 import crc32c
 import pytest
 import tensorstore as ts
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ckpt_core import CheckpointCorrupt
 from ckpt_core._options import MIB

@@ -1,4 +1,4 @@
-"""A load reads what its regions need, once: counted in bytes of data files."""
+"""A load reads what its regions need, once, and who loads one leaf of thousands reads little: counted in bytes and calls."""
 
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ckpt_core as ckpt
 from ckpt_core import Options
+from ckpt_core._directory import PosixBackend
 from ckpt_core._layout.chunks import BLOCK_BYTES
 from ckpt_core._layout.regions import Region, region_slices
 from ckpt_core._read import extents
@@ -115,6 +116,47 @@ def test_resharding_reads_everything_once(
     assert sum(counted) == ALL_BYTES
 
 
+@pytest.mark.parametrize(
+    ("index", "whole_chunk", "small_chunks"),
+    [
+        # a block has 256 rows, a small chunk has 64
+        (np.s_[:10], BLOCK_BYTES, MIB),
+        (np.s_[-1], BLOCK_BYTES, MIB),
+        (np.s_[60:70, 5], BLOCK_BYTES, 2 * MIB),
+        (np.s_[5:5], 0, 0),
+    ],
+    ids=str,
+)
+def test_a_part_reads_the_blocks_that_hold_it(
+    tmp_path, counted, values, index, whole_chunk, small_chunks
+):
+    for chunk_bytes, read_bytes in ((64 * MIB, whole_chunk), (MIB, small_chunks)):
+        path = tmp_path / str(chunk_bytes)
+        ckpt.save(path, {"w": values, "v": values}, options=Options(chunk_bytes=chunk_bytes))
+        counted.clear()
+        found = ckpt.load(path, select={"w": index}, only="w")["w"]
+        assert_same(found, values[index].copy())
+        assert sum(counted) == read_bytes, chunk_bytes
+
+
+@pytest.mark.parametrize("stack_axis", [0, 1])
+def test_rules_read_each_block_once(tmp_path, counted, values, stack_axis):
+    """In whichever batch of 128 MiB, here of 1 MiB, a layer of the stack comes."""
+    stacked = values.reshape((16, 32, COLUMNS) if stack_axis == 0 else (32, 16, COLUMNS))
+    small = Options(max_host_bytes=MIB)
+    ckpt.save(tmp_path / "a", {"w": stacked})
+    counted.clear()
+    like: Any = {"w": [np.zeros((32, COLUMNS), np.float32) for _ in range(16)]}
+    rules = [ckpt.Rule("w", "w/{n}", stack="n", stack_axis=stack_axis)]
+    listed = ckpt.load(tmp_path / "a", like, rules=rules, options=small)
+    assert sum(counted) == ALL_BYTES
+    ckpt.save(tmp_path / "b", listed)
+    counted.clear()
+    back = [ckpt.Rule("w/{n}", "w", stack="n", stack_axis=stack_axis)]
+    assert_same(ckpt.load(tmp_path / "b", {"w": stacked}, rules=back)["w"], stacked)
+    assert sum(counted) == ALL_BYTES
+
+
 def test_a_compressed_chunk_is_decoded_once(tmp_path, values, devices, monkeypatch):
     decoded: list[str] = []
     decode = (extents, "decode_chunk")
@@ -152,3 +194,71 @@ def test_a_small_array_is_read_once_for_all_its_regions(tmp_path, counted, parts
     for _, found in read_leaves(opened, item, wants, Options(), new_context()):
         np.testing.assert_array_equal(np.concatenate([*found.values()]), np.arange(64.0))
     assert len(counted) == 1
+
+
+LEAVES = 5000
+LEAF_BYTES = 1 * KIB
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("many") / "step"
+    groups = {
+        f"group{i:02}": {
+            f"leaf{j:02}": np.full(LEAF_BYTES // 4, 100 * i + j, np.float32) for j in range(100)
+        }
+        for i in range(LEAVES // 100)
+    }
+    ckpt.save(path, groups)
+    return path
+
+
+class Counted:
+    """Bytes that were read: of small files, of the index, and of data files."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.files: list[int] = []
+        self.data: list[int] = []
+        self.index_bytes = 0
+        plain_file, plain_data = PosixBackend.read, files.DataFiles.read
+        plain_part = files.DataFiles.part
+
+        def read_file(form: PosixBackend, path: str, name: str, *limit: int) -> bytes | None:
+            found = plain_file(form, path, name, *limit)
+            self.files.append(len(found or b""))
+            return found
+
+        def read_data(files: Any, *arguments: Any) -> int:
+            self.data.append(plain_data(files, *arguments))
+            return self.data[-1]
+
+        def read_part(files: Any, *which: Any) -> bytes:
+            found = plain_part(files, *which)
+            self.index_bytes += len(found)
+            return found
+
+        monkeypatch.setattr(PosixBackend, "read", read_file)
+        monkeypatch.setattr(files.DataFiles, "read", read_data)
+        monkeypatch.setattr(files.DataFiles, "part", read_part)
+
+    @property
+    def all_bytes(self) -> float:
+        return sum(self.files) + sum(self.data) + self.index_bytes
+
+
+def test_one_leaf_of_thousands_takes_one_read_of_it(many, monkeypatch):
+    counted = Counted(monkeypatch)
+    loaded = ckpt.load(many, only="group31/leaf41")
+    assert_same(loaded, {"group31": {"leaf41": np.full(LEAF_BYTES // 4, 3141, np.float32)}})
+    assert counted.data == [LEAF_BYTES]
+    assert counted.all_bytes < MIB
+    assert 0 < counted.index_bytes < 16 * KIB  # of 30: some of its nodes
+
+
+def test_all_leaves_are_read_in_few_pieces(many, monkeypatch):
+    counted = Counted(monkeypatch)
+    loaded = ckpt.load(many)
+    assert len(loaded) == 50 and loaded["group49"]["leaf99"][0] == 4999
+    # 3 or 4 after a save on a quiet machine, 11 on a busy one: TensorStore decides the order of the chunks
+    assert len(counted.data) < 20
+    assert sum(counted.data) < 1.5 * LEAVES * LEAF_BYTES

@@ -16,11 +16,11 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 import ckpt_core as ckpt
-from ckpt_core._copy import copy_checkpoint
 from ckpt_core._format.safetensors import DTYPES
 from ckpt_core._saved import foreign
 from ckpt_core._storage import Location, backend_of
 from ckpt_core._tree.leaves import dtype_from_name
+from ckpt_core.cli._change import copy_checkpoint
 from tests.support.same_bits import bits
 
 SHAPES = [(), (0,), (3, 0, 2), (1,), (5,), (7, 3), (2, 3, 4)]

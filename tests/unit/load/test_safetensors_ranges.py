@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import ckpt_core as ckpt
-from ckpt_core._layout.pieces import pieces
-from ckpt_core._layout.regions import Region, region_shape, region_slices
+from ckpt_core._layout.regions import Region, pieces, region_shape, region_slices
 from ckpt_core._options import Options
 from ckpt_core._read.pipeline import read_leaves
 from ckpt_core._read.wants import PIECE_BYTES, ReadsOf, Want, fill

@@ -13,7 +13,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._devices import transfer
-from ckpt_core._devices.staging import Staging
+from ckpt_core._devices.transfer import Staging
 from tests.support import seams
 
 

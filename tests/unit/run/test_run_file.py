@@ -1,15 +1,12 @@
 """Which saves of a run count: a lineage bounds those before it; and the file ``.ckpt-run``."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import ckpt_core as ckpt
 from ckpt_core._run.run_file import Removal, RunFile, parse_run_file

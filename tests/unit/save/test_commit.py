@@ -21,7 +21,6 @@ from ckpt_core._format.packed import pack
 from ckpt_core._run.lease import Lease
 from ckpt_core._save.agree import join_parts, size_and_crc
 from ckpt_core._storage import KeyValues, Location
-from tests.support import seams
 
 
 def state(value: float) -> dict[str, Any]:
@@ -176,41 +175,6 @@ def test_a_step_of_which_it_is_not_known_can_be_saved_again(tmp_path, monkeypatc
         c.wait_until_finished()
         assert c.all_steps() == [1, 2]
     assert not [name for name in os.listdir(tmp_path) if hidden_names.parse(name)]
-
-
-def test_the_fence_is_asked_when_all_is_durable(tmp_path, monkeypatch):
-    """After it comes one rename, and the sync of that."""
-    operations = Operations(monkeypatch)
-    seams.at(monkeypatch, (Lease, "check"), after=lambda _: operations.done.append("check"))
-    with ckpt.Checkpointer(tmp_path, asynchronous=False) as checkpointer, operations.counted():
-        checkpointer.save(1, state(1))
-    done = operations.done
-    at = done.index(f"rename {tmp_path}/1")
-    assert done[at - 1] == "check" and done[at + 1] == f"fsync {tmp_path}"
-    assert any(text.startswith("fsync") and text.endswith("ckpt.json") for text in done[:at])
-    assert done[at - 2].startswith(f"fsync {tmp_path}/.ckpt-tmp.1.")
-
-
-@pytest.mark.parametrize("back", [1, 2, 5])
-def test_a_newcomer_that_claims_during_a_commit_wins(tmp_path, monkeypatch, back):
-    """Up to the rename: here before some of the last syncs."""
-    operations = Operations(monkeypatch)
-    counted = ckpt.Checkpointer(tmp_path / "counted", asynchronous=False)
-    with operations.counted():
-        counted.save(1, state(1))
-    *before, rename, sync = operations.done
-    assert (rename.split()[0], sync.split()[0]) == ("rename", "fsync")
-    old = ckpt.Checkpointer(tmp_path / "run", asynchronous=False)
-    newcomer = Lease(str(tmp_path / "run"), PosixBackend())
-    operations.done.clear()
-    operations.act = lambda number: newcomer.claim() if number == len(before) + 1 - back else None
-    with operations.counted(), pytest.raises(ckpt.CheckpointError, match="not committed") as caught:
-        old.save(1, state(1))
-    since = r"since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC"
-    assert caught.match(rf"another Checkpointer \(process {os.getpid()} on \S+, {since}\)")
-    assert old.all_steps() == []
-    assert os.listdir(tmp_path / "run") == [".ckpt-owner"]
-    newcomer.close()
 
 
 def test_on_a_store_a_fenced_run_removes_nothing(tmp_path):

@@ -10,8 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import ckpt_core as ckpt
 from ckpt_orbax._paths import as_path, as_text, exists
 from ckpt_orbax._refused import not_offered
-from ckpt_orbax.checkpoint_managers import CheckpointMetadata
-from ckpt_orbax.checkpoint_managers import Step as Step
+from ckpt_orbax.checkpoint_managers import CheckpointMetadata, Step as Step
 from ckpt_orbax.metadata import is_orbax_checkpoint, only_to_resume
 
 StepT = TypeVar("StepT", covariant=True)
@@ -82,9 +81,7 @@ def standard_name_format(
 
 
 def prefix_and_length(names: Any) -> tuple[str | None, int | None]:
-    """``step_prefix`` and ``step_format_fixed_length`` of a format, from the names that it builds; NotOffered if those are
-    not a prefix, ``_`` and the number.
-    """
+    """``step_prefix`` and ``step_format_fixed_length``, from the names a format builds; NotOffered for other names."""
     built = names.build_name(0)
     found = re.fullmatch(r"(?:(.*)_)?(0+)", built, re.DOTALL)
     if found is not None:

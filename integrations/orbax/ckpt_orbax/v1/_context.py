@@ -10,10 +10,9 @@ import jax
 
 import ckpt_core as ckpt
 from ckpt_orbax import options as named
-from ckpt_orbax._leaves import converted
+from ckpt_orbax._leaves import converted, plain
 from ckpt_orbax._lone_names import CheckpointingImpl
 from ckpt_orbax._options import changed, refuse_processes
-from ckpt_orbax._plain import plain
 from ckpt_orbax._refused import Refusals, not_offered, refuse_options
 
 _ACTIVE: ContextVar[Context | None] = ContextVar("ckpt_orbax_context", default=None)

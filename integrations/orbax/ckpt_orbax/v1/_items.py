@@ -19,9 +19,8 @@ from ckpt_orbax._checkpointables import (
 )
 from ckpt_orbax._errors import NoEntryError
 from ckpt_orbax._handler_files import NOTE, has_adapter, run, saved_by, with_directory, written
-from ckpt_orbax._leaves import is_leaf
+from ckpt_orbax._leaves import is_empty, is_leaf
 from ckpt_orbax._paths import as_path
-from ckpt_orbax._plain import is_empty
 from ckpt_orbax.metadata import tree_of
 from ckpt_orbax.v1._context import Context, stored
 

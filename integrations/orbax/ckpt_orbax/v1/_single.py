@@ -11,8 +11,7 @@ from typing import Any, TypedDict, TypeVar, Unpack, cast
 import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo, ItemInfo
 from ckpt_core.arguments import an
-from ckpt_orbax import _errors as errors
-from ckpt_orbax import _targets
+from ckpt_orbax import _errors as errors, _targets
 from ckpt_orbax._paths import as_path, as_text
 from ckpt_orbax.future import AsyncResponse, in_thread
 from ckpt_orbax.metadata import (

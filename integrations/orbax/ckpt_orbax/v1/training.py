@@ -8,9 +8,11 @@ from collections.abc import Generator, Sequence
 from typing import Any, Unpack
 
 import ckpt_core as ckpt
-from ckpt_orbax._modules import errors as errors
-from ckpt_orbax._modules import preservation_policies as preservation_policies
-from ckpt_orbax._modules import save_decision_policies as save_decision_policies
+from ckpt_orbax._modules import (
+    errors as errors,
+    preservation_policies as preservation_policies,
+    save_decision_policies as save_decision_policies,
+)
 from ckpt_orbax._paths import as_path
 from ckpt_orbax._refused import not_offered, refuse_logger
 from ckpt_orbax._run import Run
@@ -91,8 +93,6 @@ class Checkpointer:
             metadata=custom_metadata,
         )
 
-    # -------------------------------------------------------------------------------------- steps
-
     @property
     def directory(self) -> Any:
         """The directory of the steps."""
@@ -154,8 +154,6 @@ class Checkpointer:
                 yield self._run.describe(wanted)
         except ckpt.CheckpointNotFound as error:  # deleted by another process
             raise errors.StepNotFoundError(f"{error}; reload() lists the steps again") from error
-
-    # -------------------------------------------------------------------------------------- saves
 
     def should_save(self, step: int) -> bool:
         """Whether ``save`` would save this step; with several processes, all must call it."""
@@ -240,8 +238,6 @@ class Checkpointer:
         """Whether a save is being written."""
         return bool(self._run.running())
 
-    # -------------------------------------------------------------------------------------- loads
-
     def load(
         self, step: Any = None, abstract_state: Any = None, *, checkpointable_name: str = STATE
     ) -> Any:
@@ -271,8 +267,6 @@ class Checkpointer:
     save_pytree, save_pytree_async = _single.deprecated(save), _single.deprecated(save_async)
     load_pytree, load_pytree_async = _single.deprecated(load), _single.deprecated(load_async)
     pytree_metadata = _single.deprecated(metadata)
-
-    # -------------------------------------------------------------------------- deletions, the end
 
     def delete(
         self, step: Any, *, checkpointable_name: str | None = None, missing_ok: bool = False

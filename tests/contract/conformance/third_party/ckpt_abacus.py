@@ -21,12 +21,7 @@ class AbacusAdapter:
         return issubclass(cls, Abacus)
 
     def get_state(self, obj: Abacus, /) -> dict[str, Any]:
-        state = {
-            "rows": list(obj.rows),
-            "key": obj.key,
-            "beads": obj.beads,
-            "moves": obj.moves,
-        }
+        state = {"rows": list(obj.rows), "key": obj.key, "beads": obj.beads, "moves": obj.moves}
         if fault() == "alias":  # a jax array over memory that the object goes on changing
             state["beads"] = jax.dlpack.from_dlpack(obj.beads)
         if fault() == "forget":

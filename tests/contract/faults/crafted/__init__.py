@@ -5,8 +5,7 @@ directory `outside` with a file of `SECRET`, for what tries to leave the checkpo
 """
 
 from tests.contract.faults.crafted.databases import DATABASE_CASES
-from tests.contract.faults.crafted.files import FILE_CASES
 from tests.contract.faults.crafted.orbax_directories import ORBAX_CASES
-from tests.contract.faults.crafted.records import RECORD_CASES
+from tests.contract.faults.crafted.records import FILE_CASES, RECORD_CASES
 
 CASES = [*RECORD_CASES, *DATABASE_CASES, *FILE_CASES, *ORBAX_CASES]

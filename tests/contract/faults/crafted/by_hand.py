@@ -1,12 +1,30 @@
-"""Bytes by hand: nodes of an OCDBT index, frames of zstd, metadata of zarr and of Orbax."""
+"""What a crafted checkpoint is made of: nodes of an OCDBT index, frames of zstd, metadata of zarr and of Orbax."""
 
 import json
 import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import crc32c
 
+GIB = 2**30
+SECRET = b"SECRET--" * 125
+DEEP = "maximum recursion depth"
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A hostile checkpoint, made of a copy of the good one ("", "-zstd" or "-blosc" of them) or of an empty directory."""
+
+    name: str
+    make: Callable[[Path], None]
+    may_load: bool = False  # what is odd is harmless, or not read
+    found: bool = False  # by `verify`, whatever a load needs
+    base: str = ""
+    says: str | None = None  # the bound that it is made for; None where nothing refuses it
 
 
 def zarr3_json(**changes: Any) -> dict[str, Any]:
@@ -58,6 +76,9 @@ def tree_metadata(
         for keys in names
     }
     return {"tree_metadata": entries, "use_ocdbt": ocdbt, "use_zarr3": zarr3, **more}
+
+
+ONE_ARRAY = as_json(tree_metadata([["a"]], zarr3=True, ocdbt=True))
 
 
 def nested(depth: int) -> bytes:

@@ -12,20 +12,20 @@ import crc32c
 import tensorstore as ts
 
 from tests.contract.faults.crafted.by_hand import (
-    as_json,
+    GIB,
+    ONE_ARRAY,
+    Case,
     grid,
     missing,
     node,
-    tree_metadata,
     varint,
     zstd_zeros,
 )
-from tests.contract.faults.crafted.case import GIB, Case
 from tests.contract.faults.crafted.signed import read_record, sign, write_record
 
 
 def _rewritten(
-    name: str, base: str, key: str, change: Callable[[bytes], bytes], *, codec: str | None = None
+    name: str, base: str, change: Callable[[bytes], bytes], says: str = "", key: str = "large/c/0"
 ) -> Case:
     """A case in whose database one value is another one; all of it is signed."""
 
@@ -34,35 +34,29 @@ def _rewritten(
         store.write(key, change(bytes(store.read(key).result().value))).result()
         sign(path)
 
-    return Case(f"database-{name}{base}", make, base=base)
+    return Case(f"database-{name}{base}", make, base=base, says=says)
 
 
-def _large_leaf(name: str, base: str, shape: list[int], chunk: list[int], **changes: Any) -> Case:
+def _terabyte_chunk(base: str, says: str) -> Case:
     """A case in which record and `zarr.json` agree about a leaf that is not what is stored."""
+    shape = [2**38]
 
     def make(path: Path) -> None:
         record = read_record(path)
         item = record["items"]["state"]
-        item["leaf_types"][item["leaves"][-1]][2:4] = [shape, chunk]
+        item["leaf_types"][item["leaves"][-1]][2:4] = [shape, shape]
         write_record(path, record)
-        metadata = changes | {"shape": shape, "chunk_grid": grid(*chunk)}
+        metadata = {"shape": shape, "chunk_grid": grid(*shape)}
         rewrite = lambda data: json.dumps(json.loads(data) | metadata).encode()  # noqa: E731
-        _rewritten("", base, "large/zarr.json", rewrite).make(path)
+        _rewritten("", base, rewrite, key="large/zarr.json").make(path)
 
-    return Case(f"database-{name}{base}", make, base=base)
+    return Case(f"database-terabyte-chunk{base}", make, base=base, says=says)
 
 
 def _root(
-    name: str, node: Callable[[], bytes], *, length: int = 0, grown: int = 0, record: bool = True
+    name: str, node: Callable[[], bytes], says: str, *, record: bool = True, **lies: int
 ) -> Case:
-    """A case whose index has another root, of a length that may be a lie.
-
-    Args:
-        node: its bytes.
-        length: what the manifest says of its length; the truth where it is 0.
-        grown: the size that its file is given.
-        record: whether ckpt wrote the checkpoint, or Orbax.
-    """
+    """A case whose index has another root; without a record it is of Orbax. Lies are of `put_root`."""
 
     def make(path: Path) -> None:
         item = path / "state"
@@ -70,19 +64,17 @@ def _root(
         (item / "manifest.ocdbt").unlink()
         if not record:
             (path / "ckpt.json").unlink()
-            (item / "_METADATA").write_bytes(
-                as_json(tree_metadata([["a"]], zarr3=True, ocdbt=True))
-            )
+            (item / "_METADATA").write_bytes(ONE_ARRAY)
             (path / "_CHECKPOINT_METADATA").write_text("{}")
-        put_root(item, node(), length=length, grown=grown)
+        put_root(item, node(), **lies)
         if record:
             _sign_sparse(path)
 
-    return Case(f"index-{name}{'' if record else '-orbax'}", make)
+    return Case(f"index-{name}{'' if record else '-orbax'}", make, says=says)
 
 
 def put_root(item: Path, node: bytes, *, length: int = 0, grown: int = 0) -> None:
-    """A database of one key, whose root is then replaced."""
+    """A database of one key, whose root is then replaced: the manifest says this length, and the file grows to that size."""
     config = {"compression": None, "max_inline_value_bytes": 10, "manifest_kind": "single"}
     base = ts.KvStore.open(f"file://{item}/").result()
     spec = {"driver": "ocdbt", "base": f"file://{item}/", "config": config}
@@ -158,19 +150,34 @@ def _blosc_bomb(_: bytes) -> bytes:
 
 
 DATABASE_CASES = [
-    _rewritten("chunk-short", "", "large/c/0", lambda data: data[:-1]),
-    _rewritten("chunk-long", "", "large/c/0", lambda data: data * 2),
-    _rewritten("chunk-long", "-zstd", "large/c/0", lambda data: data + bytes(2 * _LARGE)),
-    _rewritten("zstd-bomb", "-zstd", "large/c/0", lambda _: zstd_zeros(2 * GIB // 2**17)),
-    _rewritten("garbage", "-zstd", "large/c/0", lambda data: b"\x28\xb5\x2f\xfd" + b"\xff" * 99),
-    _rewritten("blosc-bomb", "-blosc", "large/c/0", _blosc_bomb),
-    _rewritten("other-values", "-zstd", "large/c/0", _zstd_of_large),
-    _large_leaf("terabyte-chunk", "-zstd", [2**38], [2**38]),
-    _large_leaf("terabyte-chunk", "", [2**38], [2**38]),
-    _root("node-of-40-gigabytes", lambda: b"", length=40 * GIB, grown=41 * GIB),
-    _root("node-of-40-gigabytes", lambda: b"", length=40 * GIB, grown=41 * GIB, record=False),
-    _root("node-beyond-the-end", lambda: b"", length=2**20),
-    _root("node-of-many-keys", lambda: node(b"\0\0" + varint(2**28))),
-    _root("node-inflates", lambda: _inflating_node(), record=False),
-    _root("too-many-keys", lambda: _many_keys(2**17)),
+    _rewritten("chunk-short", "", lambda data: data[:-1], "has 359999 bytes, not"),
+    _rewritten("chunk-long", "", lambda data: data * 2, "has 720000 bytes, not"),
+    _rewritten("chunk-long", "-zstd", lambda data: data + bytes(2 * _LARGE), "too many for"),
+    _rewritten(
+        "zstd-bomb", "-zstd", lambda _: zstd_zeros(2 * GIB // 2**17), "does not decode to 360000"
+    ),
+    _rewritten(
+        "garbage", "-zstd", lambda data: b"\x28\xb5\x2f\xfd" + b"\xff" * 99, "cannot be decoded"
+    ),
+    _rewritten("blosc-bomb", "-blosc", _blosc_bomb, "claims to be"),
+    _rewritten("other-values", "-zstd", _zstd_of_large, "its checksum differs"),
+    _terabyte_chunk("-zstd", "too few for"),
+    _terabyte_chunk("", "has 360000 bytes, not"),
+    *(
+        _root(
+            "node-of-40-gigabytes",
+            lambda: b"",
+            "impossible node of",
+            record=record,
+            length=40 * GIB,
+            grown=41 * GIB,
+        )
+        for record in (True, False)
+    ),
+    _root("node-beyond-the-end", lambda: b"", length=2**20, says="Requested byte range"),
+    _root(
+        "node-of-many-keys", lambda: node(b"\0\0" + varint(2**28)), "a node of 268435456 entries"
+    ),
+    _root("node-inflates", _inflating_node, record=False, says="it has more than 134217728 bytes"),
+    _root("too-many-keys", lambda: _many_keys(2**17), "more than the 10 keys"),
 ]

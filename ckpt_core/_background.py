@@ -1,0 +1,415 @@
+"""Background saves and loads, each in its own thread, for which interpreter exit waits; and pools of worker threads.
+
+All threads are daemons: the interpreter ends though one waits for a disk that hangs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import copy
+import functools
+import logging
+import os
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Collection, Generator, Iterable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from ckpt_core._errors import CheckpointError, drop_locals
+from ckpt_core._fork import HOME, forked
+from ckpt_core._platform import LINUX
+
+_HEAD_START_SECS = 0.1
+"""Maximum wait of a new thread for its starter to continue; an interrupt may prevent the flag."""
+
+
+class Pending:
+    """Work in a daemon thread, for which interpreter exit waits in ``_finish``: ``threading`` would lose a first Ctrl-C.
+    ``low``: at lowest priority. The first caller that asks gets the error of the work, and this object lets go
+    of it; ``result`` keeps a copy for its next caller.
+    """
+
+    def __init__(self, path: str, work: Callable[[], Any], name: str, *, low: bool = False) -> None:
+        self.path = path
+        self._work: Callable[[], Any] | None = work
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self.unreported: BaseException | None = None  # the error, until a caller has received it
+        self.ended = self._failed = False  # ended: as done(), for those who ask often
+        self._claim = threading.Lock()  # taken once: by the work's thread or by abandon
+        self._abandoned = self._launched = False
+        self._ident: int | None = None
+        self._low = low
+        self._caller_left, self._ended = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread; at interpreter exit runs the work here. After an error the caller must ask ``abandon``."""
+        _remember(self)
+        if "over" in _at_exit:
+            self._run_here()
+            _report_failures()
+            return
+        self._launched = True
+        try:
+            self._thread.start()
+        except RuntimeError:
+            if threading.main_thread().is_alive():
+                raise
+            self._run_here()
+        self._caller_left.set()
+
+    def abandon(self) -> bool:
+        """Cancels the work unless it has begun; True if it will never run."""
+        if self._claim.acquire(blocking=False):
+            self._abandoned = self._failed = True
+            self._error = CheckpointError(f"{self.path}: was never started")
+            self._work = None
+            unfinished.discard(self)
+            self._end()
+        return self._abandoned
+
+    def _run_here(self) -> None:
+        if self._claim.acquire(blocking=False):
+            self._do()
+
+    def _run(self) -> None:
+        # Let the caller continue first: otherwise it may wait a whole GIL switch interval.
+        self._caller_left.wait(_HEAD_START_SECS)
+        if self._low:
+            give_way()
+        self._run_here()
+
+    def _do(self) -> None:
+        self._ident = threading.get_ident()
+        try:
+            if self._work is not None:
+                self._value = self._work()
+        except BaseException as error:
+            drop_locals(error)
+            self._error = self.unreported = error
+            self._failed = True
+        finally:
+            self._work = None
+            if self._error is None or isinstance(self, PendingLoad):
+                unfinished.discard(self)  # nothing to report at exit
+            self._end()
+
+    def _end(self) -> None:
+        self.ended = True
+        self._ended.set()
+
+    def done(self) -> bool:
+        """Whether the work has ended, successfully or not."""
+        return self.ended
+
+    def wait(self, timeout_secs: float | None = None) -> bool:
+        """Blocks until the work has ended or the timeout; returns whether it has ended, and does not raise its error.
+        Raises CheckpointError in the thread of the work, as in a listener: a deadlock; ForkedProcess in a forked
+        child, where the thread does not exist.
+        """
+        if self.ended:
+            return True
+        if os.getpid() != HOME.pid:
+            raise forked()
+        if self.is_this_thread():
+            raise CheckpointError(
+                f"{self.path}: {self._thread.name} would wait for itself: a listener or policy that is "
+                "called in the background must not wait for the save that calls it"
+            )
+        return self._ended.wait(timeout_secs)
+
+    def is_this_thread(self) -> bool:
+        """Whether the current thread is the one that runs the work."""
+        return threading.get_ident() == self._ident and not self.ended
+
+    def raise_unreported(self, note: str) -> None:
+        """Raises the error of the work with ``note`` added, if no caller has received it; drops the reference to it."""
+        error = self.unreported
+        if error is None:
+            return
+        if note not in getattr(error, "__notes__", ()):  # an interrupted call has added it already
+            error.add_note(note)
+        try:
+            self._error = self.unreported = None
+            raise error
+        finally:
+            del error  # its traceback refers to this frame: break the reference cycle
+
+    def take_error(self) -> BaseException | None:
+        """Returns the error, if no caller has received it, and marks it as received."""
+        error = self.unreported
+        self._error = self.unreported = None
+        return error
+
+    def result(self, timeout_secs: float | None = None) -> Any:
+        """Blocks until the work has ended; its result or error. After a TimeoutError the work continues."""
+        if not self.wait(timeout_secs):
+            raise TimeoutError(f"{self.path}: not done after {timeout_secs:g} s; it goes on")
+        error = self._error
+        if error is None:
+            return self._value
+        for_the_next = _copied(error)
+        try:
+            self._error, self.unreported = for_the_next, None
+            raise error
+        finally:
+            del error
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        import asyncio  # already imported by code that awaits
+
+        return asyncio.to_thread(self.result).__await__()
+
+    def __repr__(self) -> str:
+        state = "running"
+        if self.done():
+            state = "failed" if self._failed else "done"
+        return f"<{type(self).__name__} {self.path}: {state}>"
+
+
+class PendingSave(Pending):
+    """A background save: ``.result()``, or ``await``, returns when the checkpoint is durable.
+
+    Interpreter exit waits for it. If it failed and no caller has received the error, exit prints
+    the error and ends the process with code 1.
+
+    Example:
+        >>> import ckpt_core as ckpt, numpy as np, tempfile
+        >>> pending = ckpt.save_async(tempfile.mkdtemp() + "/checkpoint", {"w": np.zeros(3)})
+        >>> pending.result()  # raises the error of the save, if it failed
+        >>> pending.done()
+        True
+    """
+
+
+class PendingLoad(Pending):
+    """A background load: ``.result()``, or ``await``, returns what ``load`` would return.
+
+    At interpreter exit its result is no longer needed: it stops after its current read, silently.
+    """
+
+
+def _copied(error: BaseException) -> BaseException:
+    """A copy of the error for a next caller: raising the original would keep its callers' locals alive."""
+    try:
+        again = copy.copy(error)
+    except Exception:  # its class cannot be copied, such as with extra constructor arguments
+        return error
+    if type(again) is not type(error):
+        return error
+    again.__cause__, again.__suppress_context__ = error.__cause__, error.__suppress_context__
+    return again.with_traceback(error.__traceback__)
+
+
+unfinished: set[Pending] = set()
+"""Running work, and saves with an error that no caller has received."""
+
+
+def wait_for_saves(place: str, timeout_secs: float, but: Collection[Pending | None] = ()) -> None:
+    """Blocks until no background save of this process, but for these, writes what is at a path, above it or below. A failure is
+    left to whoever began the save. A thread that saves waits for no other one, which may wait for it.
+    """
+    saves = [one for one in list(unfinished) if isinstance(one, PendingSave) and _is_running(one)]
+    if any(one.is_this_thread() for one in saves):
+        return
+    for one in saves:
+        if one not in but and _overlap(place, one.path) and not one.wait(timeout_secs):
+            raise CheckpointError(
+                f"{one.path}: this process is still saving it after {timeout_secs:g} s (Options.timeout_secs): call "
+                "result() of that save, or wait_until_finished() of its Checkpointer, first"
+            )
+
+
+def _overlap(one: str, other: str) -> bool:
+    one, other = (f"{path if '://' in path else os.path.realpath(path)}/" for path in (one, other))
+    return one.startswith(other) or other.startswith(one)
+
+
+_at_exit: list[str] = []
+"""``early``: the exit handler of _remember is registered; ``over``: _finish_last has returned."""
+
+
+def _remember(pending: Pending) -> None:
+    if "early" not in _at_exit:
+        # Exit handlers run in reverse order of registration. _finish_last is registered when this
+        # module is imported; this one later, so that it runs before jax releases its devices.
+        _at_exit.append("early")
+        atexit.register(_finish)
+    for other in list(unfinished):
+        if other.ended and other.unreported is None:
+            unfinished.discard(other)
+    unfinished.add(pending)
+
+
+def nobody_is_left() -> bool:
+    """Whether the interpreter exits and only ckpt's threads remain: no load is needed any more."""
+    if threading.main_thread().is_alive():
+        return False
+    return all(
+        thread.daemon or thread.name.startswith("ckpt-") or thread is threading.main_thread()
+        for thread in threading.enumerate()
+    )
+
+
+def _finish() -> None:
+    """Exit handler: blocks until no save or load is running. The first interrupt (Ctrl-C, or a signal handler that
+    calls ``sys.exit``) prints which saves are still running; the second one abandons them and exits with code 1.
+    """
+    if os.getpid() != HOME.pid:
+        return  # in a forked child: the saves belong to its parent
+    interrupted = False
+    while running := [one for one in list(unfinished) if _is_running(one)]:
+        try:
+            running[0].wait()
+        except BaseException:
+            saves = [one.path for one in running if isinstance(one, PendingSave)]
+            if interrupted:
+                _give_up(saves)
+            interrupted = True
+            for path in saves:
+                print(
+                    f"ckpt: {path} is still being saved; interrupt again to end without it",
+                    file=sys.stderr,
+                )
+
+
+def _is_running(pending: Pending) -> bool:
+    # Work whose thread was never launched would never end.
+    return pending._launched and not pending.ended  # pyright: ignore[reportPrivateUsage]
+
+
+def _finish_last() -> None:
+    _finish()
+    if os.getpid() == HOME.pid:
+        _report_failures()
+    _at_exit.append("over")
+
+
+def _report_failures() -> None:
+    failed = [
+        (pending.path, error)
+        for pending in list(unfinished)
+        if isinstance(pending, PendingSave) and (error := pending.unreported) is not None
+    ]
+    if not failed:
+        return
+    for path, error in failed:
+        print(f"ckpt: {path} was not saved:", file=sys.stderr)
+        traceback.print_exception(error)
+    _exit_with_failure()
+
+
+def _give_up(paths: list[str]) -> None:
+    for path in paths:
+        print(f"ckpt: {path} was not saved: interrupted at exit", file=sys.stderr)
+    _exit_with_failure()
+
+
+def _exit_with_failure() -> None:
+    """Ends the process with code 1; an exit handler can set the code only with os._exit."""
+    import logging
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    logging.shutdown()
+    os._exit(1)
+
+
+atexit.register(_finish_last)
+
+
+_LOWEST_NICE = 19
+T = TypeVar("T")
+R = TypeVar("R")
+Job = tuple["Future[Any]", Callable[[], Any]]
+
+
+class Workers:
+    """A thread pool for the duration of a ``with`` block, which waits for the threads at its end, or of several. Where no thread can start,
+    as for a save that an ``atexit`` handler begins, ``submit`` makes each call itself.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._count = count
+        self._name = name
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def submit(self, work: Callable[[], Any]) -> Future[Any]:
+        """Queues a call of ``work``."""
+        job: Job = Future(), work
+        if len(self._threads) < self._count:
+            name = f"{self._name}-{len(self._threads)}"
+            worker = threading.Thread(None, _work, name, (self._jobs,), daemon=True)
+            self._threads.append(worker)  # an interrupt may come while it starts
+            try:
+                worker.start()
+            except RuntimeError:
+                self._threads.remove(worker)
+        self._jobs.put(job)
+        if not self._threads:
+            self._jobs.put(None)
+            _work(self._jobs)
+            self._jobs.get()
+        return job[0]
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self.end(drop=error is not None)
+
+    def end(self, *, drop: bool) -> None:
+        """Blocks until the threads have ended; with ``drop`` without the jobs that no thread has begun."""
+        if drop:
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    self._jobs.get_nowait()
+        self._jobs.put(None)
+        for thread in self._threads:
+            if thread.is_alive():  # else an interrupt came before it ran
+                thread.join()
+        self._threads, self._jobs = [], queue.SimpleQueue()
+
+
+def _work(jobs: queue.SimpleQueue[Job | None]) -> None:
+    while (job := jobs.get()) is not None:
+        result, work = job
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            drop_locals(error)
+            result.set_exception(error)
+        del job, result, work  # the error's traceback refers to this frame
+    jobs.put(None)  # one ends them all, and a thread that starts late
+
+
+def run_each(function: Callable[[T], R], things: Iterable[T], threads: int, name: str) -> list[R]:
+    """The results of ``function`` for each of ``things``, in order, computed in several threads; of one, in this thread."""
+    things = list(things)
+    if len(things) < 2:
+        return list(map(function, things))
+    with Workers(min(threads, len(things)), name) as workers:
+        jobs = [workers.submit(lambda thing=thing: function(thing)) for thing in things]
+        return [job.result() for job in jobs]
+
+
+def give_way() -> None:
+    """Gives this thread, and those that it starts, the lowest priority: on Linux, where each thread has its own."""
+    if LINUX:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_NICE)
+    else:
+        _say_that_it_has_no_effect()
+
+
+@functools.cache  # once for each process
+def _say_that_it_has_no_effect() -> None:
+    logging.getLogger("ckpt_core").warning(
+        "Options.background_priority='low' has no effect on this system, where threads have no priority of their own: "
+        "background saves take cores as the training step does"
+    )

@@ -1,1 +1,0 @@
-"""Background saves and loads, worker threads, and waiting for them at interpreter exit."""

@@ -1,0 +1,143 @@
+"""Arguments that several commands have, and their output: sizes and times for people, JSON for programs."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import sys
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import markup
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ckpt_core._errors import StructureMismatch
+from ckpt_core._format.plain_json import strict_json
+from ckpt_core._words import size as size, time_of
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def console() -> Console:
+    """A console on stdout; wide if there is no terminal, so that nothing is truncated."""
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+
+
+def one_line(text: str) -> str:
+    """Text with control characters and line breaks spelled out: a name in a file must not steer the terminal, nor begin a line."""
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def say(text: str) -> None:
+    """Prints a text as one line, which the terminal alone may wrap."""
+    print(one_line(text))
+
+
+def message_of(error: Exception) -> str:
+    """The message of an error, for a terminal: of several lines only where each has a mismatch."""
+    text = str(error)
+    if not isinstance(error, StructureMismatch):
+        return one_line(text)
+    for mismatch in error.mismatches:
+        text = text.replace(str(mismatch), one_line(str(mismatch)))
+    return "\n".join(map(one_line, text.split("\n")))
+
+
+def escape(text: str) -> str:
+    """``one_line``, for a text that may hold what looks like markup of the console."""
+    return markup.escape(one_line(text))
+
+
+def table(title: str, names: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
+    """A table without the columns that are empty in all rows: they take the room of the others."""
+    found = Table(title=escape(title), title_justify="left")
+    shown = [n for n in range(len(names)) if any(row[n] for row in rows)]
+    for n in shown:
+        right = names[n] in ("n", "size", "bytes", "step", "arrays", "on disk")
+        whole = right or names[n] in ("saved", "written by")
+        justify = "right" if right else "left"
+        found.add_column(names[n], justify=justify, overflow="fold", no_wrap=whole)
+    for row in rows:
+        cells = [row[n] for n in shown]
+        found.add_row(*(cell if isinstance(cell, Text) else escape(cell) for cell in cells))
+    return found
+
+
+@contextlib.contextmanager
+def progress(text: str) -> Generator[Callable[[str], None]]:
+    """A function that shows how far something is, in place of the text before, if there is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    with Console(stderr=True).status(escape(text)) as status:
+        yield lambda line: status.update(escape(line))
+
+
+def print_json(value: Any) -> None:
+    """Prints one line of strict JSON, in which NaN and infinities are strings."""
+    print(strict_json(value))
+
+
+def when(unix_secs: float | None) -> str:
+    """Local time to the second; empty if it is unknown."""
+    return "" if unix_secs is None else time_of(unix_secs)
+
+
+def counted(count: int, one: str, many: str) -> str:
+    """``1 leaf``, ``2 leaves``."""
+    return f"{count} {one if count == 1 else many}"
+
+
+def metric(value: Any) -> str:
+    """A metric with few digits; other libraries may store any type."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return f"{value:g}" if number else str(value)
+
+
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Machine-readable output; NaN and infinities are strings in it."),
+]
+Place = Annotated[str, typer.Argument(help="A checkpoint, or a directory of steps.")]
+Newest = Annotated[
+    str, typer.Argument(help="A checkpoint; of a directory of steps, the newest. Of any format.")
+]
+Run = Annotated[str, typer.Argument(help="A directory of steps.")]
+Prefix = Annotated[str | None, typer.Option("--step-prefix", help="As given to the Checkpointer.")]
+Local = Annotated[
+    bool,
+    typer.Option("--local", help="It is a local_directory of this host: what runs have in it."),
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option("--only", help="Patterns of paths, such as 'params/**'; may be repeated."),
+]
+Rules = Annotated[
+    Path | None,
+    typer.Option("--rules", help="Rules of names (JSON); an export takes them backwards."),
+]
+Mib = Annotated[int, typer.Option("--mib", min=1, help="Write and read so much.")]
+
+
+def bytes_of(given: str | int) -> int:
+    """``16GB`` is 16,000,000,000 and ``1.5GiB`` 1,610,612,736; a plain number is bytes."""
+    text = str(given)
+    found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgtp]?)(i?)(?:b(?:/s)?)?\s*", text.lower())
+    number = math.nan
+    if found is not None and (found[2] or not found[3]):
+        power = "kmgtp".index(found[2]) + 1 if found[2] else 0
+        with contextlib.suppress(ValueError):
+            number = float(found[1]) * (1024 if found[3] else 1000) ** power
+    if not (math.isfinite(number) and number >= 1):
+        raise typer.BadParameter(f"{text!r} is no number of bytes, such as 16GB or 1.5GiB")
+    return round(number)
+
+
+def bytes_option(help: str, show_default: str | bool = True) -> Any:
+    """An option whose value is a number of bytes."""
+    return typer.Option(parser=bytes_of, metavar="BYTES", help=help, show_default=show_default)

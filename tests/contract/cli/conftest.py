@@ -1,0 +1,3 @@
+"""The fixture that calls ``ckpt``."""
+
+from tests.support.command_line import make_call as make_call
