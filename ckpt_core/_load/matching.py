@@ -94,7 +94,7 @@ def plan_item(
     item = with_specs(checkpoint, saved, context) if isinstance(saved, OrbaxItem) else saved
     if request.select:
         target = None if like is NOT_PASSED else like
-        wanted = None if request.only is None else _selection(request.only, item.name, target)
+        wanted = None if request.only is None else selection(request.only, item.name, target)
         item = under_select(checkpoint.path, item, request.select, wanted)
     if like is NOT_PASSED:
         return _plan_as_saved(item, request)

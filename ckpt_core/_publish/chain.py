@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -18,7 +17,7 @@ from ckpt_core._format.untrusted import parse_json
 from ckpt_core._options import MIB
 
 CHAIN_FILE = ".ckpt-published"
-"""Name of the file in the directory: the CRC-32 of the next line, and that line, the chain as JSON."""
+"""Name of the file in the directory: the name of its writer, and the rows of the versions, as JSON."""
 MOST_BYTES = 64 * MIB
 DELTA = ".ckpt-delta-"
 _MOST_ANCHORS = 64
@@ -38,11 +37,13 @@ class Version(NamedTuple):
     @property
     def files(self) -> list[str]:
         """Names of the files of the delta."""
-        return [self.file(index) for index in range(len(self.parts or ()))]
+        rows = enumerate(self.parts or ())
+        return [file_of(self.number, index, crc) for index, (_, crc) in rows]
 
-    def file(self, index: int) -> str:
-        """Name of the file in which process ``index`` puts its part of the delta."""
-        return f"{DELTA}{self.number}-{self.token[:16]}-{index}"
+
+def file_of(number: int, index: int, crc: int) -> str:
+    """Name of the file of process ``index`` in the delta to a version."""
+    return f"{DELTA}{number}-{index}-{crc:08x}"
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,8 @@ class Chain:
 
     def wants_anchor(self, anchor_every: int) -> bool:
         """Whether the next version is an anchor even if a delta is smaller. The delta stands beside it, for those who keep up."""
-        return not any(
-            one.anchor for one in self.versions[1 - anchor_every or len(self.versions) :]
-        )
+        recent = self.versions[1 - anchor_every or len(self.versions) :]
+        return not any(one.anchor for one in recent)
 
     def published(self, version: Version, max_to_keep: int | None) -> Chain:
         """The chain after one more version, without those that it abandons, of its number and beyond, and without what nobody
@@ -80,19 +80,17 @@ class Chain:
 
     def dump(self) -> bytes:
         """The content of the file."""
-        line = json.dumps([self.writer, self.versions], separators=(",", ":")).encode()
-        return b"%08x\n%s" % (zlib.crc32(line), line)
+        return json.dumps([self.writer, self.versions], separators=(",", ":")).encode()
 
 
 def parse_chain(data: bytes | None, directory: str) -> Chain | None:
-    """The content of the file in ``directory``; None if there is none, CheckpointCorrupt if it is damaged."""
+    """The content of the file in ``directory``; None if there is none, CheckpointCorrupt if it is damaged. Tokens and checksums
+    verify what it names.
+    """
     if not data:
         return None
-    crc, _, line = data.partition(b"\n")
     try:
-        if int(crc, 16) != zlib.crc32(line):
-            raise ValueError("its checksum differs")
-        writer, rows = parse_json(line, CHAIN_FILE)
+        writer, rows = parse_json(data, CHAIN_FILE)
         versions = tuple(
             Version(int(number), token, anchor, parts and tuple((int(a), int(b)) for a, b in parts))
             for number, token, anchor, parts in rows
@@ -111,28 +109,25 @@ def parse_chain(data: bytes | None, directory: str) -> Chain | None:
 class Route(NamedTuple):
     """What a follower reads to get to a newer version."""
 
-    anchor: Version | None  # None: it goes on from what it holds
+    anchor: Version | None  # None: it starts from what it holds
     deltas: tuple[Version, ...]
 
 
 def route(chain: Chain, held: str, lost: Collection[tuple[str, bool]]) -> Route | None:
-    """The way from the version with the token ``held`` to the newest one within reach; None if that is held. Of ``lost`` versions, by
-    token, the anchor (True) or the delta is missing or damaged.
+    """The way from the version with the token ``held`` to the newest one within reach; None if that is held. Of ``lost`` versions,
+    by token, the anchor (True) or the delta is missing or damaged.
     """
-    versions, reached, found = chain.versions, -1, None
-    starts: list[tuple[int, Version | None]] = []
-    for at, one in reversed([*enumerate(versions)]):
-        if one.token == held:
-            starts.insert(0, (at, None))
-            reached = at
-        if one.anchor and (one.token, True) not in lost:
-            starts.append((at, one))
-    for start, anchor in starts:
+    versions, best, reached = chain.versions, None, -1
+    for start, one in reversed([*enumerate(versions)]):
+        is_held = one.token == held
+        if not is_held and (not one.anchor or (one.token, True) in lost):
+            continue
         end = start + 1
         while (
             end < len(versions) and versions[end].parts and (versions[end].token, False) not in lost
         ):
             end += 1
-        if end > reached + 1:
-            found, reached = Route(anchor, versions[start + 1 : end]), end - 1
-    return found
+        # deltas from what is held are preferred to an anchor
+        if end > reached or (is_held and end == reached):
+            best, reached = Route(None if is_held else one, versions[start + 1 : end]), end
+    return best if best is not None and (best.anchor or best.deltas) else None

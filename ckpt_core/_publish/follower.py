@@ -12,6 +12,7 @@ from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import crc32c
 import numpy as np
 
 from ckpt_core._adapters import adapter_for
@@ -28,9 +29,8 @@ from ckpt_core._load import (
 from ckpt_core._operation import logger
 from ckpt_core._options import Options
 from ckpt_core._publish.chain import MOST_BYTES, Chain, Version, parse_chain, route
-from ckpt_core._publish.delta import MASK, Change, apply, cells, digest, unpack
-from ckpt_core._publish.publisher import PARTIAL, Place
-from ckpt_core._publish.side import Side, in_turn
+from ckpt_core._publish.delta import Change, apply, cells, unpack
+from ckpt_core._publish.side import PARTIAL, Side
 from ckpt_core._read import Want, read_leaves
 from ckpt_core._saved import Checkpoint, HeldItem, NativeCheckpoint, NativeItem, open_in
 from ckpt_core._storage import new_context
@@ -49,7 +49,6 @@ class Held(Checkpoint):
 
     token: str = ""
     said: dict[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])  # texts
-    digests: dict[Place, int] = field(default_factory=dict[Place, int])
 
     @property
     def attempt(self) -> str:
@@ -59,16 +58,16 @@ class Held(Checkpoint):
         return lambda leaf: self.said[item.name, leaf]
 
     def apply(self, change: Change, data: np.ndarray[Any, Any]) -> None:
-        """Applies a change and verifies its digest; raises one of ``_UNFIT`` if it does not fit."""
-        item, place = self.items[change.item], change[:3]
+        """Applies a change and verifies the result; raises one of ``_UNFIT`` if it does not fit."""
+        item = self.items[change.item]
         assert isinstance(item, HeldItem)
-        array = item.arrays[change.leaf]
-        known = self.digests.get(place)
-        if known is None:
-            known = digest(cells(array[region_slices(change.region)]))
-        if (known + apply(change, data, array)) & MASK != change.digest:
+        part = item.arrays[change.leaf][(*region_slices(change.region), ...)]
+        new = cells(part)
+        apply(data, new)
+        if crc32c.crc32c(new) != change.crc:
             raise ValueError(f"leaf {change.leaf} of {change.item!r} gets another digest")
-        self.digests[place] = change.digest
+        if not np.shares_memory(new, part):
+            part[...] = new.view(part.dtype).reshape(part.shape)
 
 
 def hold(opened: NativeCheckpoint, options: Options) -> Held:
@@ -125,9 +124,7 @@ class Follower(Side):
         self._version = Version(-1, "", False)  # of what is held
         self._lost: set[tuple[str, bool]] = set()  # see ``route``
         self._given: tuple[str, list[Any]] = "", []  # the last targets, and the token they got
-        self._warned = ""
 
-    @in_turn
     def update(
         self, state: Any = None, /, *, timeout_secs: float | None = None, **items: Any
     ) -> int | None:
@@ -178,7 +175,6 @@ class Follower(Side):
         self._given = token, [*targets.values()]
         return self._version.number
 
-    @in_turn
     def load(self, like: Any = None) -> Any:
         """A new tree of the version that this follower stands at; of the newest one if it stands at none.
 
@@ -209,21 +205,14 @@ class Follower(Side):
         return self._version.token == token and (same or not targets)
 
     def _wait(self, targets: dict[str, Any], wait_secs: float) -> str:
-        """On process 0: the chain as text, once it leads to a newer version, or after the wait; empty if it cannot be read."""
+        """On process 0: the chain as text, once it leads to a newer version, or after the wait."""
         deadline = time.monotonic() + wait_secs
         while True:
-            data = self._chain_data()
-            try:
-                chain = parse_chain(data, self.directory) or Chain()
-            except CheckpointCorrupt as error:
-                data, chain = None, Chain()
-                if str(error) != self._warned:
-                    self._warned = str(error)
-                    logger.warning("%s", error)
+            chain = self._chain_of_directory() or Chain()
             news = route(chain, self._version.token, self._lost) is not None
             left_secs = deadline - time.monotonic()
             if news or left_secs <= 0 or not (self._held is None or self._is_set(targets)):
-                return (data or b"").decode()
+                return chain.dump().decode()
             time.sleep(min(left_secs, _LOOK_SECS * (1 if self._local else 10)))
 
     def _advance(self, chain: Chain) -> None:

@@ -13,19 +13,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import crc32c
 import numpy as np
 
+from ckpt_core._background import PendingSave
 from ckpt_core._directory import check_step
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointExists, UnsupportedLeaf
-from ckpt_core._fork import HOME
 from ckpt_core._lazy import jax
 from ckpt_core._load import Only, float_dtype, pruned, selection
 from ckpt_core._operation import logger
 from ckpt_core._options import Options
 from ckpt_core._processes import NotTogether, Round
-from ckpt_core._publish.chain import CHAIN_FILE, DELTA, Chain, Version, parse_chain
-from ckpt_core._publish.delta import MASK, Change, cells, digest, encode, pack
-from ckpt_core._publish.side import Side, in_turn, settle_all
+from ckpt_core._publish.chain import CHAIN_FILE, DELTA, Chain, Version, file_of
+from ckpt_core._publish.delta import Change, cells, difference, pack
+from ckpt_core._publish.side import PARTIAL, Side
 from ckpt_core._save import NOTHING, RecordFields, Save, collect_items, make_job, take_snapshot
 from ckpt_core._saved import refuse_file_for_steps
 from ckpt_core._tree import FlatTree, Path
@@ -33,44 +34,37 @@ from ckpt_core._tree.leaves import describe, dtype_from_name
 from ckpt_core._tree.patterns import idle_patterns, read_again
 from ckpt_core.arguments import whole_number
 
-PARTIAL = "published_only"
-"""In the metadata of an anchor: ``only=`` left leaves out, which followers keep as they are."""
 Place = tuple[str, int, Any]
 """Item, position of the leaf, and region, as in ``Change``."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Snapshot:
     """What this process wrote of one version, on the host: the base of the next delta."""
 
-    facts: list[Any] = field(default_factory=list[Any])  # what is equal in both versions of a delta
-    pieces: dict[Place, np.ndarray[Any, Any]] = field(default_factory=dict[Any, Any])
-    digests: dict[Place, int] = field(default_factory=dict[Place, int])
+    facts: Any = None  # what is equal in both versions of a delta
+    pieces: Mapping[Place, np.ndarray[Any, Any]] = field(default_factory=dict[Any, Any])
 
     @classmethod
     def of(cls, save: Save) -> Snapshot:
         """That of a save whose arrays are on the host."""
-        found = cls([(item.name, item.record, item.texts) for item in save.items])
+        pieces = dict[Place, np.ndarray[Any, Any]]()
         for item in save.items:
             positions = {name: at for at, name in enumerate(item.names)}
             for array in item.arrays:
                 for region, values in array.pieces:
-                    found.pieces[item.name, positions[array.name], region] = cells(values)
-        return found
+                    pieces[item.name, positions[array.name], region] = cells(values)
+        return cls([(item.name, item.record, item.texts) for item in save.items], pieces)
 
     def since(self, before: Snapshot) -> bytes | None:
         """The part of this process in the delta to this version; None if ``before`` has another structure."""
         if self.facts != before.facts or self.pieces.keys() != before.pieces.keys():
-            self.digests = {place: digest(piece) for place, piece in self.pieces.items()}
             return None
         changes, data = list[Change](), list[bytes]()
         for place, piece in self.pieces.items():
-            blocks, found, moved = encode(before.pieces[place], piece)
-            self.digests[place] = (before.digests[place] + moved) & MASK
-            if found:
-                size_bytes = sum(map(len, found))
-                changes.append(Change(*place, blocks, self.digests[place], size_bytes))
-                data += found
+            if found := difference(before.pieces[place], piece):
+                changes.append(Change(*place, len(found), crc32c.crc32c(piece)))
+                data.append(found)
         return pack(changes, data)
 
 
@@ -117,6 +111,7 @@ class Publisher(Side):
         self._before: Snapshot | None = None
         self._chain = Chain()  # on process 0, like what is to be deleted: when, and what
         self._leaving: list[tuple[float, str]] = []
+        self._pending: PendingSave | None = None
         self._closed = False
         self._round("open a Publisher").first(self._open)
 
@@ -127,7 +122,7 @@ class Publisher(Side):
         look, known = self._backend.look(self.directory), Chain()
         anchors = {name for name in look.children if look.is_checkpoint(name)}
         try:
-            found = self._read()
+            found = self._chain_of_directory()
             if found is None and (anchors or self._backend.is_checkpoint(self.directory)):
                 raise CheckpointExists(
                     f"{self.directory} holds checkpoints that no Publisher wrote: publish into a directory of its own"
@@ -144,10 +139,6 @@ class Publisher(Side):
             left |= {name for name in every if self._most is not None or int(name) > newest}
         self._delete(left - known.names())
 
-    def _read(self) -> Chain | None:
-        return parse_chain(self._chain_data(), self.directory)
-
-    @in_turn
     def publish(
         self,
         version: int,
@@ -182,7 +173,7 @@ class Publisher(Side):
         if self._closed:
             raise CheckpointError(f"{self.directory}: this Publisher is closed: open another one")
         number, dtype = check_step(version), None if cast is None else float_dtype(cast)
-        settle_all(self._slots)
+        self._settle()
         if self._newest is not None and number <= self._newest:
             raise CheckpointExists(
                 f"{self.directory}: version {self._newest} is published, and {number} is not beyond it: publish a later number, or "
@@ -205,69 +196,63 @@ class Publisher(Side):
                 )
         work = functools.partial(self._write, number, save, together)
         low = self._options.background_priority == "low"
-        self._slots[0].start(number, self.directory, work, low=low)
+        self._pending = PendingSave(target, work, "ckpt-publish", low=low)
+        self._pending.start()
 
     def _write(self, number: int, save: Save, together: Round) -> None:
         """In the background: writes a version, and makes it visible."""
         before, self._before = self._before, None  # after a failure the next version is an anchor
         failing = functools.partial(save.operation.failing, "save_failed")
         with failing("writing the delta"):
-            now, version = self._put_delta(number, save, together, before or Snapshot())
-        if version.anchor:
+            now, row, error = Snapshot(), None, save.refusal
+            try:
+                if error is None:
+                    save.land()
+                    now = Snapshot.of(save)
+                    row = self._put_part(number, now, before or Snapshot())
+            except Exception as raised:
+                error = raised
+            values = json.dumps([item.values for item in save.items], sort_keys=True).encode()
+            offer = json.dumps([[number, zlib.crc32(values)], save.token, row])
+            anchor, token, parts = json.loads(together.decide(offer, self._judge, error=error))
+        version = Version(number, token, anchor, parts)
+        if anchor:
             save.run()
         with failing("making the version visible"):
             together.all(functools.partial(self._commit, version))
         self._before, self._newest = now, number
-        if not version.anchor:
-            written_bytes = sum(size for size, _ in version.parts or ())
-            save.operation.committed(written_bytes, save.blocking_secs)
+        if not anchor:
+            save.operation.committed(sum(size for size, _ in parts), save.blocking_secs)
 
-    def _put_delta(
-        self, number: int, save: Save, together: Round, before: Snapshot
-    ) -> tuple[Snapshot, Version]:
-        """Agrees on the form of a version, and writes the delta if it has one; returns what it holds, and its description."""
-        error, now, part = save.refusal, Snapshot(), None
-        try:
-            if error is None:
-                save.land()
-                now = Snapshot.of(save)
-                part = now.since(before)
-        except Exception as raised:
-            error = raised
-        values = json.dumps([item.values for item in save.items], sort_keys=True).encode()
-        sizes = sum(piece.nbytes for piece in now.pieces.values()), part and len(part)
-        offer = json.dumps([[number, zlib.crc32(values)], save.token, *sizes])
-        anchor, delta, token = json.loads(together.decide(offer, self._judge, error=error))
-        version, rows = Version(number, token, anchor), list[tuple[int, int]]()
-        if delta and part is not None:
-
-            def put() -> tuple[int, int]:
-                self._backend.put(self.directory, version.file(self._processes.index), part)
-                return len(part), zlib.crc32(part)
-
-            judge = lambda found: rows.extend(tuple(json.loads(one)) for one in found)  # noqa: E731
-            row = together.all(put, json.dumps, judge)
-            rows = rows or [row]  # of the only process, or of one that does not commit
-        return now, version._replace(parts=tuple(rows) or None)
+    def _put_part(self, number: int, now: Snapshot, before: Snapshot) -> tuple[int, int] | None:
+        """Writes this process's part of the delta if that is smaller than what it would write of an anchor; its size and CRC-32."""
+        part = now.since(before)
+        if part is None or len(part) >= sum(piece.nbytes for piece in now.pieces.values()):
+            return None
+        row = len(part), zlib.crc32(part)
+        self._backend.put(self.directory, file_of(number, self._processes.index, row[1]), part)
+        return row
 
     def _judge(self, offers: list[str]) -> str:
-        """On process 0: whether the version has an anchor, and a delta, and its token. Raises if processes publish different things."""
-        facts, tokens, full, parts = zip(*map(json.loads, offers), strict=True)
+        """On process 0: whether the version has an anchor, its token and its parts. Raises if processes publish different things."""
+        facts, tokens, parts = zip(*map(json.loads, offers), strict=True)
         for index, one in enumerate(facts):
             if one != facts[0]:
                 raise NotTogether(
                     f"process 0 publishes version {facts[0][0]} and process {index} version {one[0]}, or other values of what no "
                     "sharding places: all processes must publish the same"
                 )
-        delta = None not in parts and sum(parts) < sum(full)
-        return json.dumps([not delta or self._chain.wants_anchor(self._every), delta, tokens[0]])
+        parts = None if None in parts else parts
+        return json.dumps(
+            [parts is None or self._chain.wants_anchor(self._every), tokens[0], parts]
+        )
 
     def _commit(self, version: Version) -> None:
         """On process 0: makes the version visible, then deletes what no version needs any more."""
         if self._processes.index:
             return
         with contextlib.suppress(CheckpointCorrupt):  # it is written anew
-            found = self._read()
+            found = self._chain_of_directory()
             if found is not None and found.writer != self._chain.writer:
                 raise CheckpointError(
                     f"{self.directory}: another Publisher was opened here, so version {version.number} is not published: end one "
@@ -298,19 +283,23 @@ class Publisher(Side):
             except OSError as error:
                 logger.warning("%s/%s stays: %s", self.directory, name, error)
 
-    @in_turn
     def close(self) -> None:
         """Blocks until the last version is visible; raises its error if it failed. All processes must call it."""
         self._closed = True
-        settle_all(self._slots)
+        self._settle()
         self._before = None
+
+    def _settle(self) -> None:
+        """Blocks until the version before is visible; raises its error once."""
+        if self._pending is not None:
+            self._pending.wait()
+            pending, self._pending = self._pending, None
+            pending.result()
 
     def __enter__(self) -> Publisher:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if os.getpid() != HOME.pid:  # a forked child must not close what its parent still uses
-            return
         try:
             self.close()
         except BaseException as failure:

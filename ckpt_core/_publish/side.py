@@ -1,19 +1,18 @@
-"""What a Publisher and a Follower have in common: the directory, who else runs, and calls that take turns."""
+"""What a Publisher and a Follower have in common: the directory, and who else runs."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
 from ckpt_core._directory import resolve
 from ckpt_core._fork import HOME, forked
 from ckpt_core._options import Options, checked_options
 from ckpt_core._processes import Round, this_run
-from ckpt_core._publish.chain import CHAIN_FILE, MOST_BYTES
-from ckpt_core._run.in_flight import SaveSlot, Turns
-from ckpt_core._run.in_flight import in_turn as in_turn
-from ckpt_core._run.in_flight import settle_all as settle_all
+from ckpt_core._publish.chain import CHAIN_FILE, MOST_BYTES, Chain, parse_chain
 from ckpt_core._storage import backend_of
+
+PARTIAL = "published_only"
+"""In the metadata of an anchor: ``only=`` left leaves out, which followers keep as they are."""
 
 
 class Side:
@@ -27,12 +26,11 @@ class Side:
         self.directory, self._local = resolve(directory)
         self._backend = backend_of(self._local, self._options)
         self._processes = this_run()
-        self._slots: Sequence[SaveSlot] = [SaveSlot(self.directory)]
-        self._turns = Turns(self.directory, self._slots, self._options.timeout_secs)
 
     def _round(self, call: str, more_secs: float = 0.0) -> Round:
         limit_secs = self._options.timeout_secs + more_secs
         return self._processes.round(call, limit_secs, self.directory)
 
-    def _chain_data(self) -> bytes | None:
-        return self._backend.read(self.directory, CHAIN_FILE, MOST_BYTES)
+    def _chain_of_directory(self) -> Chain | None:
+        data = self._backend.read(self.directory, CHAIN_FILE, MOST_BYTES)
+        return parse_chain(data, self.directory)
