@@ -267,16 +267,16 @@ class Publisher(Side):
 
     def _delete(self, names: set[str]) -> None:
         """Deletes these files and anchors after ``Options.delete_grace_secs``, and what is due now."""
-        now = time.monotonic()
+        now, kept = time.monotonic(), self._chain.names()
         self._leaving += [(now + self._options.delete_grace_secs, name) for name in sorted(names)]
         waiting, self._leaving = self._leaving, []
         for due, name in waiting:
             try:
                 if due > now:
                     raise BlockingIOError
-                if name.startswith(DELTA):
+                if name.startswith(DELTA) and name not in kept:
                     self._backend.remove(self.directory, name)
-                elif name not in self._chain.names():  # else it was published again
+                elif name not in kept:  # else it was published again
                     self._backend.delete(f"{self.directory}/{name}")
             except BlockingIOError:  # somebody reads it
                 self._leaving.append((due, name))
