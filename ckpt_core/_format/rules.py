@@ -51,7 +51,7 @@ class Rule:
     axis: int = 0
     reshape: tuple[int | tuple[int, ...], ...] | None = None
     transpose: tuple[int, ...] | None = None
-    stack: tuple[str, ...] = ()
+    stack: Sequence[str] = ()
     sizes: tuple[int, ...] | None = None
     stack_axis: int = 0
 

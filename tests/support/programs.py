@@ -26,14 +26,14 @@ class Without:
         if name.partition(".")[0] == "orbax":
             raise ModuleNotFoundError(f"no {name} here")
 
-def armed(directory, dies_at, after):
-    # SIGKILL at the n-th call into the directory after a step was trained
-    directory, left, printed = os.path.realpath(directory), after, print
+def armed(directories, dies_at, after):
+    # SIGKILL at the n-th call into one of the directories after a step was trained
+    paths, left, printed = tuple(map(os.path.realpath, directories)), after, print
 
     def count(event, arguments):
         nonlocal left
         if dies_at >= 0 and reached and arguments and isinstance(arguments[0], str):
-            if os.path.realpath(arguments[0]).startswith(directory):
+            if os.path.realpath(arguments[0]).startswith(paths):
                 left -= 1
                 if left <= 0:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -53,7 +53,7 @@ if _count > 1:
     import jax
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{_port}", num_processes=_count, process_id=_index)
-armed(sys.argv[1], _dies_at, _after)
+armed(sys.argv[1:], _dies_at, _after)
 """
 
 _END = """
