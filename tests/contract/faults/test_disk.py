@@ -186,7 +186,8 @@ def test_power_cut_at_any_moment(plain_pool, tmp_path):
     cuts_with_steps = number = 0
     with _ext4(tmp_path) as (image, disk), _Trainer(tmp_path, disk / "steps") as trainer:
         while cuts_with_steps <= 30:
-            assert (number := number + 1) < 400, "the trainer saved too little to show anything"
+            number += 1
+            assert number < 400, "the trainer saved too little to show anything"
             time.sleep(0.05 + number * 0.013 % 0.2)
             with trainer.stopped():
                 acknowledged = trainer.acknowledged()
