@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from ckpt_core._errors import CheckpointError
+from ckpt_core._errors import CheckpointError, StructureMismatch
 from ckpt_core.cli._bench import app as bench_app
 from ckpt_core.cli._convert import export, import_weights, report
 from ckpt_core.cli._numbers import diff, stats
 from ckpt_core.cli._plan import plan
-from ckpt_core.cli._shared import Json, Local, Mib, Place, Prefix, Run, bytes_option, message_of
+from ckpt_core.cli._shared import Json, Local, Mib, Place, Prefix, Root, Run, bytes_option, one_line
 
 app = typer.Typer(
     name="ckpt",
@@ -153,9 +153,7 @@ def collect_garbage(
 
 @app.command()
 def doctor(
-    directory: Annotated[
-        str, typer.Argument(help="Where checkpoints are, or will be: a directory or URL.")
-    ] = ".",
+    directory: Root = ".",
     devices: Annotated[
         bool,
         typer.Option("--devices", help="Ask jax for its devices, too; takes them for a moment."),
@@ -191,6 +189,16 @@ def _name_all_missing(error: Any) -> None:
         error.param_hint = ", ".join(missing)
 
 
+def _message_of(error: Exception) -> str:
+    """The message of an error, for a terminal: of several lines only where each has a mismatch."""
+    text = str(error)
+    if not isinstance(error, StructureMismatch):
+        return one_line(text)
+    for mismatch in error.mismatches:
+        text = text.replace(str(mismatch), one_line(str(mismatch)))
+    return "\n".join(map(one_line, text.split("\n")))
+
+
 def run() -> int:
     """Runs the command and returns its exit code; prints an error as one line."""
     for stream in (sys.stdout, sys.stderr):
@@ -201,7 +209,7 @@ def run() -> int:
     except (typer.Abort, KeyboardInterrupt):
         return 130
     except (CheckpointError, OSError) as error:
-        print(f"ckpt: {message_of(error)}", file=sys.stderr)
+        print(f"ckpt: {_message_of(error)}", file=sys.stderr)
         return 2
     except Exception as error:
         show_usage = getattr(error, "show", None)  # click's errors about arguments have it

@@ -44,7 +44,8 @@ from ckpt_core._run.tiers.folders import local_root
 from ckpt_core._saved import NativeCheckpoint, open_checkpoint
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import inspect, verify
-from ckpt_core.cli._shared import console, counted, one_line, print_json, say, size, table, when
+from ckpt_core._words import counted, size, time_of
+from ckpt_core.cli._shared import console, one_line, print_json, say, table
 from ckpt_core.cli._steps import OWNER_FILE, RETIRED, is_run, of_steps, retire, steps_in
 
 _OF_ONE = ("ckpt.json", "_CHECKPOINT_METADATA")
@@ -126,7 +127,7 @@ def remove(paths: Sequence[str], *, steps: list[int], prefix: str | None, yes: b
         found = list(dict.fromkeys(map(_one_checkpoint, paths)))
     for path in found:
         say(_described(path))
-    what = counted(len(found), "checkpoint", "checkpoints")
+    what = counted(len(found), "checkpoint")
     if not yes and not agreed(what):
         say("nothing was deleted")
         return 1
@@ -209,7 +210,7 @@ def _described(path: str) -> str:
     except (CheckpointError, OSError) as error:
         return f"{path}: cannot be read: {error}"
     total = sum(item.bytes for item in info.items.values())
-    return f"{path}: {size(total)} in {', '.join(info.items) or 'no items'}, {when(info.created_unix_secs)}"
+    return f"{path}: {size(total)} in {', '.join(info.items) or 'no items'}, {time_of(info.created_unix_secs)}"
 
 
 def agreed(what: str) -> bool:
@@ -339,7 +340,7 @@ def _cells(run: LocalRun) -> list[str | Text]:
     names = filter(None, (os.path.basename(run.path), run.persistent))
     name = Text("\n".join(map(one_line, names)))
     state = ("in use" if run.in_use else "ended") + ("" if run.mine else ", of another user")
-    used = when(run.used_unix_secs)
+    used = time_of(run.used_unix_secs)
     return [name, used, size(run.size_bytes), str(run.processes), _steps(run), state]
 
 
@@ -371,9 +372,9 @@ def remove_runs(
     chosen = [run for name, run in known.items() if not run.in_use and (name in names or not names)]
     for run in chosen:
         of = f" of {run.persistent}" if run.persistent else ""
-        used = f"steps {_steps(run)}, last used {when(run.used_unix_secs)}"
+        used = f"steps {_steps(run)}, last used {time_of(run.used_unix_secs)}"
         say(f"{run.path}{of}: {size(run.size_bytes)}, {used}")
-    what = counted(len(chosen), "run", "runs")
+    what = counted(len(chosen), "run")
     if not chosen or (not yes and not agreed(f"what {what} left here")):
         say("nothing was removed")
         return 1 if chosen else 0

@@ -24,7 +24,8 @@ from ckpt_core._run.lease import OWNER_FILE
 from ckpt_core._save import save
 from ckpt_core._saved import refuse_file_for_steps
 from ckpt_core._storage import backend_of
-from ckpt_core.cli._shared import console, one_line, print_json, size
+from ckpt_core._words import size
+from ckpt_core.cli._shared import console, one_line, print_json
 from ckpt_core.cli._steps import steps_in, strays_as_text
 
 

@@ -16,17 +16,8 @@ from ckpt_core._directory import PosixBackend, StepNames
 from ckpt_core._errors import CheckpointNotFound, NewerFormat
 from ckpt_core._results import CheckpointInfo, ItemInfo, LeafInfo, VerifyReport
 from ckpt_core._verify import inspect, verify as check
-from ckpt_core.cli._shared import (
-    console,
-    counted,
-    escape,
-    metric,
-    print_json,
-    say,
-    size,
-    table,
-    when,
-)
+from ckpt_core._words import counted, number, size, time_of
+from ckpt_core.cli._shared import console, escape, print_json, say, table
 from ckpt_core.cli._steps import files_of, is_run, list_steps, steps_in, strays_as_text, summary
 
 _LEAVES_SHOWN = 5
@@ -88,7 +79,7 @@ def show(path: str, *, all_leaves: bool, as_json: bool) -> int:
     for item in info.items.values():
         say(_held(item))
     if info.metrics:
-        metrics = (f"{name} {metric(value)}" for name, value in info.metrics.items())
+        metrics = (f"{name} {number(value)}" for name, value in info.metrics.items())
         say(f"metrics: {', '.join(metrics)}")
     if info.metadata is not None:
         say(f"metadata: {json.dumps(info.metadata, ensure_ascii=False)}")
@@ -122,7 +113,7 @@ def _heading(info: CheckpointInfo, facts: Mapping[str, Any]) -> str:
     """``step 10, saved 2026-01-31 12:00:00, 16.0 KiB of arrays, 20.1 KiB on disk``, of what is known."""
     step = StepNames(None).parse(info.path.rpartition("/")[2])
     known = [] if step is None else [f"step {step}"]
-    known += [f"saved {when(info.created_unix_secs)}"] if info.created_unix_secs else []
+    known += [f"saved {time_of(info.created_unix_secs)}"] if info.created_unix_secs else []
     known += [f"{size(facts['array_bytes'])} of arrays"]
     known += [f"{size(facts['disk_bytes'])} on disk"] if facts["disk_bytes"] else []
     return ", ".join(known)
@@ -134,7 +125,7 @@ def _held(item: ItemInfo) -> str:
         return f"{name} ({item.form})"
     count = counted(len(item.leaves), "leaf", "leaves")
     if item.files:
-        count = counted(len(item.files), "file", "files")
+        count = counted(len(item.files), "file")
     return f"{name}: {count}, {size(item.bytes)}"
 
 
@@ -189,7 +180,7 @@ def verify(path: str, *, as_json: bool) -> int:
             unread[step] = str(error)
             if not as_json:
                 say(f"not read: step {step}: {error}")
-    strays, total = steps.strays(), counted(len(rows) + len(unread), "step", "steps")
+    strays, total = steps.strays(), counted(len(rows) + len(unread), "step")
     sound = sum(row["ok"] for row in rows)
     ok = sound == len(rows) and not unread
     checked = sum(row["checked_bytes"] for row in rows)

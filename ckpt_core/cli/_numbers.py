@@ -13,18 +13,8 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-from ckpt_core._words import in_order
-from ckpt_core.cli._shared import (
-    Json,
-    Newest,
-    Only,
-    console,
-    counted,
-    escape,
-    print_json,
-    say,
-    size,
-)
+from ckpt_core._words import counted, in_order, size
+from ckpt_core.cli._shared import Json, Newest, Only, console, escape, print_json, say
 
 if TYPE_CHECKING:
     from ckpt_core._look.difference import Difference, LeafDifference

@@ -31,7 +31,8 @@ from ckpt_core._run.steps import (
 )
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import describe_opened, inspect
-from ckpt_core.cli._shared import console, escape, metric, print_json, say, size, table, when
+from ckpt_core._words import number, size, time_of
+from ckpt_core.cli._shared import console, escape, print_json, say, table
 
 _DEEPEST = 2
 """If a directory has no steps, look for steps this many levels below it."""
@@ -119,9 +120,9 @@ def _cells(row: Mapping[str, Any]) -> list[str | Text]:
     if row["problem"]:
         problem = Text(f"{_state(row)}: see below", "red")
         return [str(row["step"]), "", "", on_disk, problem, "", ""]
-    metrics = ", ".join(f"{name} {metric(value)}" for name, value in row["metrics"].items())
+    metrics = ", ".join(f"{name} {number(value)}" for name, value in row["metrics"].items())
     items = ", ".join(name or "(a bare tree)" for name in row["items"])
-    saved, arrays = when(row["created_unix_secs"]), size(row["array_bytes"])
+    saved, arrays = time_of(row["created_unix_secs"]), size(row["array_bytes"])
     return [str(row["step"]), saved, arrays, on_disk, items, metrics, row["written_by"]]
 
 
@@ -234,7 +235,7 @@ def _of(beside: list[Trace]) -> str:
     """A line about each entry beside the steps: what it is, its owner, its age."""
     words: dict[str, list[str]] = {}
     for trace in beside:
-        text, since = trace.name, f"since {when(trace.since_unix_secs)}"
+        text, since = trace.name, f"since {time_of(trace.since_unix_secs)}"
         if trace.kind == "unfinished":
             text += f" ({trace.whose}, {since})"
         elif trace.kind == "writer":
