@@ -161,7 +161,7 @@ def _leaf(names: tuple[str, str], a: Leaf, b: Leaf, pieces: Iterator[Any]) -> Le
         return replace(found, kind="shape")
     sums = PairSums()
     for left, right in islice(pieces, len(a.regions(max(a.itemsize, b.itemsize)))):
-        (sums.add if a.has_numbers else sums.add_bits)(left, right)
+        sums.add(left, right, a.has_numbers)
     kind = "values" if sums.changed else "same"
     kind = "dtype" if a.spec.dtype != b.spec.dtype else kind
     numbers = [one.name for one in fields(LeafDifference)][5 : None if a.has_numbers else 7]
