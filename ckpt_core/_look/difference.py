@@ -98,7 +98,9 @@ def compare(
     only = read_again(only)
     one, other = Trees(a, only, chosen), Trees(b, only, chosen)
     check_found(only, one, other)  # what one side alone has is a difference
-    pairs = _pairs(one, other)
+    pairs = {name: name for name in one.items if name in other.items}
+    if len(one.items) == len(other.items) == 1:
+        pairs = dict(zip(one.items, other.items, strict=True))
     only_a = [name for name in one.items if name not in pairs]
     only_b = [name for name in other.items if name not in pairs.values()]
     leaves: list[LeafDifference] = []
@@ -122,12 +124,6 @@ def compare(
     alone = sorted(only_a), sorted(only_b)
     same = one.metadata == other.metadata
     return Difference(one.path, other.path, *alone, leaves, others, same, structure)
-
-
-def _pairs(one: Trees, other: Trees) -> dict[str, str]:
-    if len(one.items) == len(other.items) == 1:
-        return dict(zip(one.items, other.items, strict=True))
-    return {name: name for name in one.items if name in other.items}
 
 
 def _by_path(a: Iterable[Leaf], b: Iterable[Leaf]) -> list[dict[str, Leaf]]:
@@ -206,20 +202,18 @@ def _differing_nodes(
     )
     prefixes = (path[:length] for path in below or () for length in range(len(path) + 1))
     wanted = set(map(format_path, prefixes))
-    return [
-        NodeDifference(item, path, nodes_a.get(path, "nothing"), nodes_b.get(path, "nothing"))
-        for path in dict.fromkeys([*nodes_a, *nodes_b])
-        if below is None or path in wanted
-        if nodes_a.get(path) != nodes_b.get(path) and not _is_listed(path, nodes_a, nodes_b)
-    ]
+    found: list[NodeDifference] = []
+    for path in dict.fromkeys([*nodes_a, *nodes_b]):
+        mine, theirs = nodes_a.get(path, _NOTHING), nodes_b.get(path, _NOTHING)
+        either = mine if theirs == _NOTHING else theirs
+        # the lists of leaves have what one side alone has; earlier versions did not record constants
+        known = _NOTHING in (mine, theirs) and either.startswith((_LEAF, _CONSTANT))
+        if mine != theirs and not known and (below is None or path in wanted):
+            found.append(NodeDifference(item, path, mine, theirs))
+    return found
 
 
-_LEAF, _CONSTANT = "a leaf", "static "
-
-
-def _is_listed(path: str, a: dict[str, str], b: dict[str, str]) -> bool:
-    """Whether one side alone has a leaf there, which the lists of leaves say, or a value that earlier versions did not record."""
-    return (path in a) != (path in b) and (a.get(path) or b[path]).startswith((_LEAF, _CONSTANT))
+_LEAF, _CONSTANT, _NOTHING = "a leaf", "static ", "nothing"
 
 
 def _nodes_of(node: Node, path: Path) -> Iterator[tuple[Path, str]]:

@@ -101,7 +101,7 @@ def _run(empty: Report, local: bool, backend: Backend, prefix: str | None, log: 
     try:
         metadata = as_text(read_run_metadata(backend, text))
     except (CheckpointError, OSError) as error:
-        notes = (f"the metadata of the run cannot be read: {_in_words(error)}",)
+        notes = (f"the metadata of the run cannot be read: {error}",)
     return replace(
         empty,
         steps=tuple(found),
@@ -124,12 +124,8 @@ def _facts(
         raise
     except (CheckpointError, OSError) as error:
         unread = not isinstance(error, CheckpointCorrupt)
-        return None, StepFacts(step, path, problem=_in_words(error), unread=unread)
+        return None, StepFacts(step, path, problem=str(error), unread=unread)
     return info, StepFacts.of(step, path, info, table.add(info.items))
-
-
-def _in_words(error: BaseException) -> str:
-    return str(error) or type(error).__name__
 
 
 def _verified(report: Report, log: Log) -> Report:
@@ -148,7 +144,7 @@ def _verified(report: Report, log: Log) -> Report:
             gone.append(step.step)
         except (CheckpointError, OSError) as error:
             unread = step.unread or step.problem is None
-            found.append(replace(step, problem=step.problem or _in_words(error), unread=unread))
+            found.append(replace(step, problem=step.problem or str(error), unread=unread))
     return replace(report, steps=tuple(found), deleted_meanwhile=tuple(gone))
 
 
@@ -162,7 +158,7 @@ def _with_numbers(report: Report, newest: int, log: Log) -> Report:
         try:
             rows = {numbers.get((row.item, row.path)): row for row in leaf_statistics(step.path)}
         except (CheckpointError, OSError) as error:
-            notes.append(f"the arrays of {step.path} cannot be read: {_in_words(error)}")
+            notes.append(f"the arrays of {step.path} cannot be read: {error}")
             continue
         known = {leaf: row for leaf, row in rows.items() if leaf is not None and row.count}
         statistics.append(columns_of(step.step, known))

@@ -1,7 +1,7 @@
 """The leaves of all steps as one table: what steps have in common is held once. Pure.
 
 A run of 1,000 steps with 5,000 leaves each has five million leaves, of which most often 5,000 differ.
-A leaf is (item, path, type); a type is (kind, dtype, shape, bytes, sharding); a structure is the
+A leaf is (item, path, type); a type is (kind, dtype, shape, bytes, position of the sharding or None); a structure is the
 list of a step's leaves, as ranges of their numbers.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,16 +19,6 @@ from ckpt_core._results import ItemInfo
 
 _MOST_DEVICES = 65_536
 """A page lists the ids of no more."""
-
-
-class LeafType(NamedTuple):
-    """What leaves may have in common; ``sharding`` is a position in ``Table.shardings`` or None."""
-
-    kind: str
-    dtype: str
-    shape: tuple[int, ...]
-    size_bytes: int
-    sharding: int | None
 
 
 class Leaf(NamedTuple):
@@ -47,7 +37,7 @@ class Table:
     """The position of each distinct item, type, leaf, sharding (as JSON) and structure of some steps."""
 
     _items: dict[str, int] = field(default_factory=dict[str, int])
-    _types: dict[LeafType, int] = field(default_factory=dict[LeafType, int])
+    _types: dict[tuple[Any, ...], int] = field(default_factory=dict[tuple[Any, ...], int])
     _leaves: dict[Leaf, int] = field(default_factory=dict[Leaf, int])
     _shardings: dict[str, int] = field(default_factory=dict[str, int])
     _structures: dict[Ranges, int] = field(default_factory=dict[Ranges, int])
@@ -67,8 +57,8 @@ class Table:
         if leaf.sharding:
             key = json.dumps(leaf.sharding, sort_keys=True, default=str)
             sharding = _position(self._shardings, key)
-        type_ = LeafType(leaf.kind, leaf.dtype, tuple(leaf.shape), leaf.bytes, sharding)
-        places = _position(self._items, item), leaf.path, _position(self._types, type_)
+        described = (leaf.kind, leaf.dtype, tuple(leaf.shape), leaf.bytes, sharding)
+        places = _position(self._items, item), leaf.path, _position(self._types, described)
         return _position(self._leaves, Leaf(*places))
 
     def numbers_in(self, structure: int | None) -> Iterator[tuple[tuple[str, str], int]]:
@@ -138,13 +128,9 @@ def _over_a_mesh(sharding: Mapping[str, Any]) -> dict[str, Any]:
         return found | {"note": "too many devices to draw"}
     # a part is on the devices whose place on the split axes is its own; the first axis is the slowest
     order = [*split, *(name for name in names if name not in split)]
-    ids = _ids(sharding, sizes).transpose([names.index(name) for name in order])
-    return found | {"devices": ids.reshape(math.prod(parts), -1).tolist()}
-
-
-def _ids(sharding: Mapping[str, Any], sizes: Sequence[int]) -> np.ndarray[Any, Any]:
-    """The ids of the devices by their place in the mesh; their numbers in it if ids were not saved."""
+    # a device whose id was not saved is called by its number in the mesh
     mesh = (sharding.get("device_mesh") or {}).get("mesh")
     flat = range(math.prod(sizes)) if mesh is None else np.array(mesh, dtype=object).reshape(-1)
-    ids = [int(one["id"] if isinstance(one, dict) else one) for one in flat]
-    return np.array(ids).reshape(sizes)
+    ids = np.array([int(one["id"] if isinstance(one, dict) else one) for one in flat])
+    placed = ids.reshape(sizes).transpose([names.index(name) for name in order])
+    return found | {"devices": placed.reshape(math.prod(parts), -1).tolist()}
