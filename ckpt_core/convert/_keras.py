@@ -25,29 +25,25 @@ _SYSTEM_ERROR = re.compile(r"errno = (\d+), error message")
 """In an error of h5py for what the system did not let it read."""
 
 
-@contextlib.contextmanager
-def opened(path: str) -> Generator[tuple[Any, Any]]:
+def opened(path: str, stack: contextlib.ExitStack) -> tuple[Any, Any]:
     """The variables of a file, in the groups in which Keras stored them; metadata has the version of Keras. A model's own
     files (vocabularies) and its configuration stay behind.
     """
     h5py = library("h5py", path)
-    metadata = None
-    with contextlib.ExitStack() as stack:
-        if path.endswith(SHARDS_SUFFIX):
-            files = {file: file for file in _shards(path)}
-        elif zipfile.is_zipfile(path):
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ckpt-keras-"))
-            with parsing(path), zipfile.ZipFile(path) as archive:
-                if "metadata.json" in archive.namelist():
-                    metadata = json.loads(archive.read("metadata.json"))
-                files = {archive.extract(WEIGHTS, folder): path}
-        else:
-            files = {path: path}
-        tree: dict[str, Any] = {}
-        for file, where in files.items():
-            with _reading(where):
-                _add(tree, stack.enter_context(h5py.File(file, "r")), where, "")
-        yield tree, metadata
+    metadata, files = None, {path: path}
+    if path.endswith(SHARDS_SUFFIX):
+        files = {file: file for file in _shards(path)}
+    elif zipfile.is_zipfile(path):
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ckpt-keras-"))
+        with parsing(path), zipfile.ZipFile(path) as archive:
+            if "metadata.json" in archive.namelist():
+                metadata = json.loads(archive.read("metadata.json"))
+            files = {archive.extract(WEIGHTS, folder): path}
+    tree: dict[str, Any] = {}
+    for file, where in files.items():
+        with _reading(where):
+            _add(tree, stack.enter_context(h5py.File(file, "r")), where, "")
+    return tree, metadata
 
 
 @contextlib.contextmanager

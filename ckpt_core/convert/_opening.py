@@ -33,13 +33,12 @@ from ckpt_core.convert import _keras, _npz, _torch
 from ckpt_core.convert._source import Array, Slot, array_spec, each, library, parsing, with_slots
 
 
-@contextlib.contextmanager
-def _flax(path: str) -> Generator[tuple[Any, Any]]:
+def _flax(path: str, _: contextlib.ExitStack) -> tuple[Any, Any]:
     """What ``flax.serialization.to_bytes`` or ``msgpack_serialize`` wrote into a file."""
     flax: Any = library("flax.serialization", path)
     with open(path, "rb") as stream, parsing(path):
         tree = flax.msgpack_restore(stream.read())
-    yield with_slots(tree, _slot, f"{path}: "), None
+    return with_slots(tree, _slot, f"{path}: "), None
 
 
 def _slot(value: Any, where: str) -> Slot | None:
@@ -60,7 +59,7 @@ _READERS = {
     "flax": _flax,
     "keras": _keras.opened,
 }
-"""What opens a file of a format that ``load`` does not take: gives its tree, and metadata."""
+"""What opens a file of a format that ``load`` does not take, until a stack ends: gives its tree, and metadata."""
 FORMATS = ("safetensors", *_READERS, "orbax")
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _NPY = b"\x93NUMPY"
@@ -84,7 +83,8 @@ def opened(
         return
     if "://" in where:
         raise CheckpointError(f"{where}: {format} is read from a disk: copy it there first")
-    with _READERS[format](where) as (tree, metadata):
+    with contextlib.ExitStack() as stack:
+        tree, metadata = _READERS[format](where, stack)
         yield {"": flatten(tree)}, metadata
 
 

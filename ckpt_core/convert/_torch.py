@@ -40,10 +40,9 @@ _FLOAT8 = {f"float8_{kind}" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz
 _FORMAT = Format("torch", NUMPY_DTYPES | {"bfloat16"} | _FLOAT8)
 
 
-@contextlib.contextmanager
-def opened(path: str) -> Generator[tuple[Any, Any]]:
+def opened(path: str, _: contextlib.ExitStack) -> tuple[Any, Any]:
     """What ``torch.save`` wrote into a file: tensors, numbers and text in plain containers."""
-    yield _loaded(path, path, mmap=zipfile.is_zipfile(path)), None
+    return _loaded(path, path, mmap=zipfile.is_zipfile(path)), None
 
 
 def _loaded(file: str | IO[bytes], where: str, **how: Any) -> Any:
@@ -113,10 +112,9 @@ class _Index(pickle.Unpickler):
         )
 
 
-@contextlib.contextmanager
-def opened_folder(path: str) -> Generator[tuple[Any, Any]]:
+def opened_folder(path: str, _: contextlib.ExitStack) -> tuple[Any, Any]:
     """The state that was saved in a folder: tensors, numbers and text in dicts and lists."""
-    yield _Folder(path).tree(), None
+    return _Folder(path).tree(), None
 
 
 class _Folder:
