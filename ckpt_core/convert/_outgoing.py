@@ -253,14 +253,6 @@ def export_safetensors(
         >>> ckpt.load(path)["w"]
         Array([1., 1., 1.], dtype=float32)
     """
-    where = _checked(target)
-    with outgoing(checkpoint, _FORMAT, options, item, only, exclude, rules) as found:
-        plan, arrays = found
-        shards = _shards(where, plan, max_shard_bytes)
-        return _write(where, shards, arrays, dict(metadata or {}))
-
-
-def _checked(target: PathLike) -> str:
     where = local(target)
     inside = [where] if where.endswith(safetensors.SUFFIX) else []
     if not inside and kind_at(where) == "directory":
@@ -268,7 +260,20 @@ def _checked(target: PathLike) -> str:
         inside = [f"{where}/{name}" for name in os.listdir(where) if name.endswith(ends)]
     for path in inside:
         refuse_existing(path)
-    return where
+    with outgoing(checkpoint, _FORMAT, options, item, only, exclude, rules) as (plan, arrays):
+        shards = _shards(where, plan, max_shard_bytes)
+        for path, shard in shards:
+            place(path, _pieces(shard, arrays, dict(metadata or {})))
+    paths = [path for path, _ in shards]
+    if len(shards) > 1:
+        written = [(one, os.path.basename(path)) for path, shard in shards for one in shard]
+        index = {
+            "metadata": {"total_size": sum(_bytes_of(one) for one, _ in written)},
+            "weight_map": dict(sorted((one.name, file) for one, file in written)),
+        }
+        paths.append(f"{where}/model{safetensors.INDEX_SUFFIX}")
+        place(paths[-1], [json.dumps(index, indent=2).encode()])
+    return paths
 
 
 def _bytes_of(one: Export) -> int:
@@ -294,26 +299,6 @@ def _shards(where: str, plan: Sequence[Export], max_bytes: int) -> list[tuple[st
         (f"{where}/model-{n:05}-of-{count:05}.safetensors", shard)
         for n, shard in enumerate(shards, 1)
     ]
-
-
-def _write(
-    where: str,
-    shards: Sequence[tuple[str, Sequence[Export]]],
-    arrays: Arrays,
-    metadata: dict[str, str],
-) -> list[str]:
-    for path, shard in shards:
-        place(path, _pieces(shard, arrays, metadata))
-    paths = [path for path, _ in shards]
-    if len(shards) > 1:
-        written = [(one, os.path.basename(path)) for path, shard in shards for one in shard]
-        index = {
-            "metadata": {"total_size": sum(_bytes_of(one) for one, _ in written)},
-            "weight_map": dict(sorted((one.name, file) for one, file in written)),
-        }
-        paths.append(f"{where}/model{safetensors.INDEX_SUFFIX}")
-        place(paths[-1], [json.dumps(index, indent=2).encode()])
-    return paths
 
 
 def _pieces(shard: Sequence[Export], arrays: Arrays, metadata: dict[str, str]) -> Generator[bytes]:
