@@ -85,7 +85,13 @@ def run_suite(
     """
     import jax
 
-    cases = [case for case in _expand(suite) if _is_chosen(case.result, settings.only)]
+    cases = [
+        case
+        for case in _expand(suite)
+        if fnmatch.filter(
+            [case.result.label, case.result.group, case.result.name], settings.only or "*"
+        )
+    ]
     if not cases:
         raise ConfigError(suite.file, f"no case matches {settings.only!r}")
     output = settings.output.absolute()
@@ -112,11 +118,6 @@ def run_suite(
     finally:
         jax.config.update("jax_enable_x64", before)
     return SuiteResult(suite.suite_name, environment, tuple(found.values()), interrupted)
-
-
-def _is_chosen(case: CaseResult, pattern: str | None) -> bool:
-    names = [case.label, case.group, case.name]
-    return pattern is None or bool(fnmatch.filter(names, pattern))
 
 
 @dataclass(frozen=True)
@@ -244,12 +245,6 @@ class _Loop:
             turn = number % len(cases)  # each round begins with another case
             yield from ((case, *one) for case in cases[turn:] + cases[:turn])
 
-    def _keep(self, run: Run) -> None:
-        before = self.found[run.case]
-        self.found[run.case] = result = replace(before, runs=(*before.runs, run))
-        if self.listener is not None and self.processes.index == 0:
-            self.listener(result, run)
-
     def _run(self, case: _Case, kind: str, repeat: int, put: Any) -> None:
         name, settings = case.result.name, self.settings
         where = Path(name, f"warmup_{repeat}" if kind == WARM_UP else f"repeat_{repeat}")
@@ -272,7 +267,10 @@ class _Loop:
             kind = TRACED if kind == COUNTED else kind
         started = time.time()
         answers = self._agree(_attempt(case, context, put))
-        self._keep(_combined(Run(name, kind, repeat, started), answers))
+        run, before = _combined(Run(name, kind, repeat, started), answers), self.found[name]
+        self.found[name] = result = replace(before, runs=(*before.runs, run))
+        if self.listener is not None and self.processes.index == 0:
+            self.listener(result, run)
         if self.suite.remove_repeated_dir:
             self._delete(directories)
 

@@ -58,7 +58,7 @@ def copy(source: str, target: str, *, steps: list[int], prefix: str | None, mirr
         if steps or mirror:
             text = f"{source} is no directory of steps: leave --step and --mirror out"
             raise CheckpointNotFound(text)
-        _copy_one(source, target)
+        say(f"{source} -> {target}: {size(copy_checkpoint(source, target))}")
         return 0
     ours, theirs = steps_in(source, prefix), steps_in(target, prefix)
     wanted, there = sorted({*steps}) or ours.all(), theirs.saves()
@@ -87,7 +87,8 @@ def copy(source: str, target: str, *, steps: list[int], prefix: str | None, mirr
             say(f"{theirs.path(step)} is there already")
             continue
         try:
-            _copy_one(ours.path(step), theirs.new_path(step))
+            one, other = ours.path(step), theirs.new_path(step)
+            say(f"{one} -> {other}: {size(copy_checkpoint(one, other))}")
         except CheckpointNotFound:
             say(f"step {step} was deleted meanwhile")
         except (CheckpointCorrupt, PermissionError) as error:  # a restore wants the newer ones
@@ -108,10 +109,6 @@ def _copy_run_metadata(source: str, target: str) -> None:
         say(f"{ours[1]} -> {theirs[1]}: metadata of the run")
     elif metadata not in (None, there):
         say(f"{theirs[1]} has other metadata of the run, which stays")
-
-
-def _copy_one(source: str, target: str) -> None:
-    say(f"{source} -> {target}: {size(copy_checkpoint(source, target))}")
 
 
 def remove(paths: Sequence[str], *, steps: list[int], prefix: str | None, yes: bool) -> int:

@@ -121,12 +121,11 @@ def _heading(info: CheckpointInfo, facts: Mapping[str, Any]) -> str:
 
 def _held(item: ItemInfo) -> str:
     name = item.name or "a bare tree"  # a directory of Orbax without items
-    if not item.files and not item.leaves:
-        return f"{name} ({item.form})"
-    count = counted(len(item.leaves), "leaf", "leaves")
     if item.files:
-        count = counted(len(item.files), "file")
-    return f"{name}: {count}, {size(item.bytes)}"
+        return f"{name}: {counted(len(item.files), 'file')}, {size(item.bytes)}"
+    if item.leaves:
+        return f"{name}: {counted(len(item.leaves), 'leaf', 'leaves')}, {size(item.bytes)}"
+    return f"{name} ({item.form})"
 
 
 def _provenance(info: CheckpointInfo) -> str:

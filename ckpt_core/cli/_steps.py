@@ -213,22 +213,17 @@ def files_of(path: str) -> Inodes:
 
 
 def _hint(directory: str) -> str:
+    """What to call instead for a directory without steps: it is a checkpoint, or some are in the nearest one below it."""
     with contextlib.suppress(CheckpointError, OSError):
         inspect(directory)
         return f"; it is a checkpoint itself: ckpt show {directory}"
-    deeper = _deeper(directory)
-    return f"; there are some in {deeper}: ckpt ls {deeper}" if deeper else ""
-
-
-def _deeper(directory: str) -> str | None:
-    """The nearest directory below this one that has steps; None if there is none."""
     backend, level = backend_of(resolve(directory)[1]), [directory]
     for _ in range(_DEEPEST):
         level = [f"{one}/{name}" for one in level for name in sorted(backend.children(one))]
         for path in level:
             if steps_in(path).latest() is not None:
-                return path
-    return None
+                return f"; there are some in {path}: ckpt ls {path}"
+    return ""
 
 
 def _of(beside: list[Trace]) -> str:
