@@ -33,8 +33,12 @@ def describe_environment(output: Path) -> dict[str, Any]:
     for name in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
+    asked, revision = ["git", "rev-parse", "HEAD"], None
+    with suppress(OSError, subprocess.SubprocessError):  # no git, no revision, no answer
+        quiet = subprocess.DEVNULL
+        revision = subprocess.check_output(asked, stderr=quiet, text=True, timeout=10).strip()
     return {
-        "git_sha": git_sha(),
+        "git_sha": revision,
         "backend": jax.default_backend(),
         "device_kind": devices[0].device_kind,
         "devices": len(devices),
@@ -47,15 +51,6 @@ def describe_environment(output: Path) -> dict[str, Any]:
         "file_system": file_system_of(str(output)) or "unknown",
         "versions": versions,
     }
-
-
-def git_sha() -> str | None:
-    """The revision of the working directory, or None outside of git."""
-    asked = ["git", "rev-parse", "HEAD"]
-    with suppress(OSError, subprocess.SubprocessError):  # no git, no revision, no answer
-        quiet = subprocess.DEVNULL
-        return subprocess.check_output(asked, stderr=quiet, text=True, timeout=10).strip()
-    return None
 
 
 @contextmanager
@@ -106,9 +101,3 @@ def fsync_all(path: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def inventory(path: Path) -> tuple[int, int]:
-    """Total bytes and number of the files below a directory."""
-    sizes = [entry.lstat().st_size for entry in path.rglob("*") if entry.is_file()]
-    return sum(sizes), len(sizes)

@@ -196,14 +196,11 @@ def _result(records: Sequence[Mapping[str, Any]]) -> SuiteResult:
     for record in named:
         if record["record"] == "run":
             case = found[record["case"]]
-            found[case.name] = replace(case, runs=(*case.runs, _run(record)))
+            run = {one.name: record[one.name] for one in fields(Run)}
+            run |= {name: _numbers(run[name]) for name in ("values", "hosts")}
+            found[case.name] = replace(case, runs=(*case.runs, Run(**run)))
     interrupted = records[-1].get("interrupted", True)
     return SuiteResult(environment.pop("suite_name"), environment, (*found.values(),), interrupted)
-
-
-def _run(record: Mapping[str, Any]) -> Run:
-    found: dict[str, Any] = {one.name: record[one.name] for one in fields(Run)}
-    return Run(**found | {name: _numbers(found[name]) for name in ("values", "hosts")})
 
 
 def _numbers(value: Any) -> Any:

@@ -48,13 +48,12 @@ def document(result: SuiteResult) -> str:
 
 def _where(environment: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
-    return (
-        f"{environment['cpus']} CPUs ({environment['machine']}), load before the run "
-        f"{environment['load_average']:.1f}, {environment['devices']} x "
-        f"{environment['device_kind']}, {environment['processes']} process(es), "
-        f"{environment['file_system']}, Linux {environment['kernel']}, Python "
-        f"{environment['python']}; {versions}; revision {(environment['git_sha'] or 'unknown')[:12]}."
+    text = (
+        "{cpus} CPUs ({machine}), load before the run {load_average:.1f}, {devices} x {device_kind}, {processes} process(es), "
+        "{file_system}, Linux {kernel}, Python {python}; {versions}; revision {revision:.12}."
     )
+    revision = environment["git_sha"] or "unknown"
+    return text.format_map({**environment, "versions": versions, "revision": revision})
 
 
 def _rows(cases: Iterable[CaseResult], operation: str) -> Iterator[dict[str, str]]:
