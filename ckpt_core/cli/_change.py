@@ -64,13 +64,13 @@ def copy(source: str, target: str, *, steps: list[int], prefix: str | None, mirr
     wanted, there = sorted({*steps}) or ours.all(), theirs.saves()
     for step in wanted:
         ours.refuse_absent(step)
-    readable = [step for step in wanted if step in there and there[step][0] != "?"]
+    present = [step for step in wanted if step in there]
+    readable = (step for step in present if there[step][0] != "?")
     same = {step for step in readable if same_save(ours.path(step), theirs.path(step))}
-    others = [step for step in wanted if step in there and step not in same]
+    others = [step for step in present if step not in same]
     strays = theirs.left_by(ours)
-    mirrored = "--mirror deletes them"
-    if resolve(theirs.directory)[1]:
-        mirrored = f"--mirror moves them to {theirs.directory}/{RETIRED}"
+    moves = f"moves them to {theirs.directory}/{RETIRED}"
+    mirrored = f"--mirror {moves if resolve(theirs.directory)[1] else 'deletes them'}"
     if mirror and (others or strays):
         say(f"{theirs.directory}: {retire(theirs, [*others, *strays])}")
         strays = []
@@ -166,9 +166,16 @@ def _one_checkpoint(path: str) -> str:
         )
     backend = backend_of(local)
     standing = backend.replaced(text) or text
-    if not backend.is_checkpoint(standing) or not _is_meant(backend, standing):
+
+    def read(name: str) -> bytes | None:
+        with contextlib.suppress(CheckpointCorrupt):
+            return backend.read(standing, name)
+        return None
+
+    says_so = _says_so(backend, standing, SIGNS)
+    if not backend.is_checkpoint(standing) or (says_so and not is_meant(read)):
         raise CheckpointNotFound(f"{text} is no checkpoint: nothing was deleted")
-    if not _says_so(backend, standing, SIGNS):
+    if not says_so:
         inside = (f"{standing}/{name}" for name in backend.children(standing))
         those = "name those, or " if any(_says_so(backend, one, _OF_ONE) for one in inside) else ""
         raise CheckpointError(
@@ -180,17 +187,6 @@ def _one_checkpoint(path: str) -> str:
     if above and not above.endswith(":/") and not alone and backend.is_checkpoint(above):
         raise CheckpointError(f"{text} is a part of the checkpoint {above}: nothing was deleted")
     return text
-
-
-def _is_meant(backend: Backend, path: str) -> bool:
-    """Whether a folder is a checkpoint by what is in it: of Orbax, what its folders say counts, too."""
-
-    def read(name: str) -> bytes | None:
-        with contextlib.suppress(CheckpointCorrupt):
-            return backend.read(path, name)
-        return None
-
-    return not _says_so(backend, path, SIGNS) or is_meant(read)
 
 
 def _says_so(backend: Backend, path: str, signs: Sequence[str]) -> bool:
@@ -294,12 +290,9 @@ def same_save(one: str, other: str) -> bool:
 def _copy_file(opened: NativeCheckpoint, name: str, attempt: Attempt) -> int:
     """Copies one file; returns its size."""
     expected = opened.record.files[name]
-    data = opened.read_unverified(name, expected.size_bytes)
-    if (
-        data is None
-        or len(data) != expected.size_bytes
-        or not (expected.data or zlib.crc32(data) == expected.crc32)
-    ):
+    data = opened.read_unverified(name, expected.size_bytes) or b""
+    unchanged = expected.data or zlib.crc32(data) == expected.crc32
+    if len(data) != expected.size_bytes or not unchanged:
         raise CheckpointCorrupt(f"{opened.path}: {name} changed while it was copied", file=name)
     if "/d/" not in name or opened.record.is_users(name):
         attempt.write(name, data)
@@ -377,13 +370,13 @@ def remove_runs(
         return 1 if chosen else 0
     stays: list[str] = []
     for run in chosen:
+        why = "somebody uses it now, or there is more than ckpt wrote"
         try:
-            why = (
-                "" if remove_run(run) else "somebody uses it now, or there is more than ckpt wrote"
-            )
+            if remove_run(run):
+                continue
         except OSError as error:
             why = str(error)
-        stays += [f"{run.path} stays: {why}"] if why else []
+        stays.append(f"{run.path} stays: {why}")
     say(f"{len(chosen) - len(stays)} of {what} removed")
     for text in stays:
         say(text)
