@@ -51,11 +51,10 @@ def is_run(path: str) -> bool:
 
 def _is_one(path: str) -> bool:
     text, local = resolve(path)
-    try:
+    with contextlib.suppress(CheckpointExists):
         refuse_one_checkpoint(backend_of(local), text, local)
-    except CheckpointExists:
-        return True
-    return False
+        return False
+    return True
 
 
 def list_steps(
@@ -87,12 +86,11 @@ def list_steps(
         print_json(content)
     else:
         _print(content)
-        if beside:
-            say(_of(beside))
-        for text in strays_as_text(content["strays"]):
+        below = [_of(beside)] if beside else []
+        below += strays_as_text(content["strays"])
+        below += [f"no checkpoint in {', '.join(map(steps.names.name, empty))}"] if empty else []
+        for text in below:
             say(text)
-        if empty:
-            say(f"no checkpoint in {', '.join(map(steps.names.name, empty))}")
     return 1 if any(row["problem"] for row in rows) else 0
 
 
@@ -105,8 +103,8 @@ def _print(content: Mapping[str, Any]) -> None:
         return
     foreign = any(row.get("written_by", "ckpt") != "ckpt" for row in rows)
     names = ("step", "saved", "arrays", "on disk", "items", "metrics", "written by")
-    cells = [_cells(row)[: None if foreign else -1] for row in rows]
-    out.print(table(content["directory"], names[: len(cells[0])], cells))
+    shown = names if foreign else names[:-1]
+    out.print(table(content["directory"], shown, list(map(_cells, rows))))
     if len(rows) > 1 and content["disk_bytes"]:
         out.print(f"{size(content['disk_bytes'])} on disk together", style="dim italic")
     for row in rows:
