@@ -14,17 +14,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    TypeAlias,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ckpt_core import arguments
 from ckpt_core._errors import CheckpointError
@@ -49,9 +39,9 @@ class Is:
     test: Callable[[Any], bool] = lambda _: True
 
 
-Text: TypeAlias = Annotated[str, Is("text", bool)]
-Positive: TypeAlias = Annotated[int, Is("an integer of at least 1", lambda value: value >= 1)]
-Natural: TypeAlias = Annotated[int, Is("an integer of at least 0", lambda value: value >= 0)]
+Text = Annotated[str, Is("text", bool)]
+Positive = Annotated[int, Is("an integer of at least 1", lambda value: value >= 1)]
+Natural = Annotated[int, Is("an integer of at least 0", lambda value: value >= 0)]
 
 
 _OF_PATHWAYS = ("load_with_colocated_python", "simdevice")
@@ -198,13 +188,13 @@ def _is_dtype(value: str) -> bool:
     return bool(np.dtype(getattr(ml_dtypes, value, value)).name)
 
 
-_Dtype: TypeAlias = Annotated[str, Is("the name of a dtype such as float32 or bfloat16", _is_dtype)]
-_Shape: TypeAlias = Annotated[tuple[Natural, ...], Is("a list of integers")]
+_Dtype = Annotated[str, Is("the name of a dtype such as float32 or bfloat16", _is_dtype)]
+_Shape = Annotated[tuple[Natural, ...], Is("a list of integers")]
 _SOME = Is("a list of at least one", bool)
-_Degrees: TypeAlias = Annotated[
+_Degrees = Annotated[
     Mapping[str, Positive] | None, Is("a mapping of axis names to integers of at least 1")
 ]
-_Sharding: TypeAlias = Annotated[
+_Sharding = Annotated[
     tuple[str | tuple[str | None, ...] | None, ...] | None,
     Is("a list of axis names, null, or lists of these"),
 ]

@@ -16,15 +16,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from ckpt_core._errors import CheckpointError
 from ckpt_core.bench._config import nearest
 
 MB, GB, GIB = 1e6, 1e9, 2**30
 TIME, RATE, PEAK = "0_basics/time_s", "4_throughput/gb_per_s", "0_basics/host_rss_peak_mb"
-Numbers: TypeAlias = dict[str, float]
-Collector: TypeAlias = Callable[[], Callable[[], Numbers]]
+Numbers = dict[str, float]
+Collector = Callable[[], Callable[[], Numbers]]
 
 # The run loop sets this to the `trace_root` of the running test. A context variable, because a
 # benchmark calls `Metrics()` without arguments.
