@@ -21,18 +21,8 @@ from importlib import metadata
 from pathlib import PurePath
 from typing import Literal
 
-from ckpt_core._directory import (
-    SIGNS,
-    Trace,
-    exchange,
-    file_system_of,
-    has_sign,
-    hidden_names,
-    locks_work_in,
-    mounted_bucket,
-    remove,
-    sync_file,
-)
+from ckpt_core import _directory
+from ckpt_core._directory import hidden_names
 from ckpt_core._platform import ROOTS, WINDOWS
 from ckpt_core._storage import Location, open_keys
 from ckpt_core._words import size
@@ -209,7 +199,7 @@ def of_missing(path: str, measured: str) -> Iterator[Finding]:
 
 
 def of_directory(
-    traces: Iterable[Trace], garbage: Sequence[str], strays: Iterable[str], path: str
+    traces: Iterable[_directory.Trace], garbage: Sequence[str], strays: Iterable[str], path: str
 ) -> Iterator[Finding]:
     """Who writes to a directory, what the dead left in it, and its steps of another history, in a sentence each."""
     for trace in traces:
@@ -270,7 +260,7 @@ def probe(path: str, local: bool, probe_bytes: int) -> Disk | Store:
 
 def _probe_disk(path: str, probe_bytes: int) -> Disk:
     for around in (path, *map(str, PurePath(path).parents)):
-        if has_sign(around) or not os.path.isdir(around):
+        if _directory.has_sign(around) or not os.path.isdir(around):
             path = os.path.dirname(around)
     free_bytes, free_inodes = _free(path)
     # named as an unfinished save of this process: if it is killed here, the next clean-up deletes it
@@ -288,8 +278,8 @@ def _probe_disk(path: str, probe_bytes: int) -> Disk:
         sync_secs = statistics.median(_secs(lambda: _write(small, 4096)) for _ in range(_SYNCS))
         return Disk(
             directory=path,
-            file_system=file_system_of(path),
-            mounted_by=mounted_bucket(path),
+            file_system=_directory.file_system_of(path),
+            mounted_by=_directory.mounted_bucket(path),
             free_bytes=free_bytes,
             free_inodes=free_inodes,
             write_bytes_per_sec=probe_bytes / write_secs,
@@ -298,11 +288,11 @@ def _probe_disk(path: str, probe_bytes: int) -> Disk:
             sync_secs=sync_secs,
             clock_ahead_secs=os.stat(small).st_mtime - time.time(),
             hard_links=_works(lambda: os.link(file, f"{file}.link")),
-            exchanges=_works(lambda: exchange(*swapped)),
-            locks=locks_work_in(folder),
+            exchanges=_works(lambda: _directory.exchange(*swapped)),
+            locks=_directory.locks_work_in(folder),
         )
     finally:
-        remove(folder)
+        _directory.remove(folder)
 
 
 def _free(path: str) -> tuple[int | None, int | None]:
@@ -319,7 +309,7 @@ def _write(path: str, count: int) -> None:
         left = count
         while left > 0:
             left -= file.write(block[:left])
-        sync_file(file.fileno())
+        _directory.sync_file(file.fileno())
 
 
 def _forget(path: str) -> bool:
@@ -328,7 +318,7 @@ def _forget(path: str) -> bool:
         return False
     with open(path, "rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return file_system_of(path) not in ("tmpfs", "ramfs")
+    return _directory.file_system_of(path) not in ("tmpfs", "ramfs")
 
 
 def _read(path: str) -> None:
@@ -371,7 +361,7 @@ def _outside(location: Location) -> Location:
     outside, parts = location, location.path.split("/")
     for count in range(len(parts), 3, -1):  # down to the bucket: scheme, nothing, name
         keys = open_keys(replace(location, path="/".join(parts[:count])))
-        if any(keys.get(sign, first_bytes=1) is not None for sign in SIGNS):
+        if any(keys.get(sign, first_bytes=1) is not None for sign in _directory.SIGNS):
             outside = replace(location, path="/".join(parts[: count - 1]))
     return outside
 

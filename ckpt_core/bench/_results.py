@@ -56,7 +56,7 @@ class Run:
     kind: str  # counted; or warm-up or traced, which the statistics leave out
     repeat: int
     started_unix_secs: float
-    values: Values = field(default_factory=dict[str, dict[str, list[float]]])  # see over_hosts
+    values: Values = field(default_factory=dict[str, dict[str, list[float]]])  # of all processes, see merged
     hosts: tuple[Values, ...] = ()  # the values of each process
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
     error: str | None = None  # the exception in one line
@@ -135,7 +135,7 @@ def collected(many: Iterable[Values]) -> dict[str, dict[str, list[list[float]]]]
     return found
 
 
-def over_hosts(hosts: Sequence[Values]) -> dict[str, dict[str, list[float]]]:
+def merged(hosts: Sequence[Values]) -> dict[str, dict[str, list[float]]]:
     """Combines processes: slowest time, lowest rate, most memory."""
     return {
         operation: {

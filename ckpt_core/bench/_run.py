@@ -34,15 +34,7 @@ from ckpt_core.bench._measure import (
     Skipped,
     TestContext,
 )
-from ckpt_core.bench._results import (
-    COUNTED,
-    TRACED,
-    WARM_UP,
-    CaseResult,
-    Run,
-    SuiteResult,
-    over_hosts,
-)
+from ckpt_core.bench._results import COUNTED, TRACED, WARM_UP, CaseResult, Run, SuiteResult, merged
 
 AGREEMENT_SECS = 1800.0
 """How long processes wait for the slowest of them after a run."""
@@ -333,4 +325,4 @@ def _combined(run: Run, answers: list[dict[str, Any]]) -> Run:
             answer = answer | {"error": f"process {index}: {answer['error']}"}
         first = {name: value for name, value in answer.items() if value} | first
     hosts = tuple(answer.get("values", {}) for answer in answers)
-    return replace(run, **first | {"values": over_hosts(hosts), "hosts": hosts})
+    return replace(run, **first | {"values": merged(hosts), "hosts": hosts})

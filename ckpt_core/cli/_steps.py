@@ -11,13 +11,7 @@ from typing import Any
 from rich.text import Text
 
 from ckpt_core._directory import StepNames, Trace, is_locked, read_run_metadata, resolve, traces
-from ckpt_core._errors import (
-    CheckpointCorrupt,
-    CheckpointError,
-    CheckpointExists,
-    CheckpointNotFound,
-    NewerFormat,
-)
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, NewerFormat
 from ckpt_core._options import Options
 from ckpt_core._results import CheckpointInfo
 from ckpt_core._run.lease import OWNER_FILE, Lease
@@ -51,7 +45,7 @@ def is_run(path: str) -> bool:
 
 def _is_one(path: str) -> bool:
     text, local = resolve(path)
-    with contextlib.suppress(CheckpointExists):
+    with contextlib.suppress(FileExistsError):
         refuse_one_checkpoint(backend_of(local), text, local)
         return False
     return True

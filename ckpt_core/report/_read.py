@@ -11,12 +11,7 @@ from functools import partial
 from typing import Any
 
 from ckpt_core._directory import Backend, StepNames, read_run_metadata, resolve, traces
-from ckpt_core._errors import (
-    CheckpointCorrupt,
-    CheckpointError,
-    CheckpointExists,
-    CheckpointNotFound,
-)
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from ckpt_core._format.record import library_versions
 from ckpt_core._look.leaves import leaf_statistics
 from ckpt_core._results import CheckpointInfo
@@ -66,7 +61,7 @@ def read_report(
     try:
         refuse_one_checkpoint(backend, text, local)
         report = _run(empty, local, backend, request.step_prefix, log)
-    except CheckpointExists:
+    except FileExistsError:
         report = _one_checkpoint(empty)
     report = _verified(report, log) if request.verify else report
     return _with_numbers(report, request.stats, log)
