@@ -56,7 +56,9 @@ class Run:
     kind: str  # counted; or warm-up or traced, which the statistics leave out
     repeat: int
     started_unix_secs: float
-    values: Values = field(default_factory=dict[str, dict[str, list[float]]])  # of all processes, see merged
+    values: Values = field(
+        default_factory=dict[str, dict[str, list[float]]]
+    )  # of all processes, see merged
     hosts: tuple[Values, ...] = ()  # the values of each process
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
     error: str | None = None  # the exception in one line

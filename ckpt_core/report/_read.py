@@ -21,8 +21,7 @@ from ckpt_core._run.steps import Steps, refuse_no_directory, refuse_one_checkpoi
 from ckpt_core._saved import open_checkpoint
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import describe_opened, verify
-from ckpt_core.report._facts import Report, StepFacts, Verified, as_text, columns_of
-from ckpt_core.report._table import Table
+from ckpt_core.report._facts import Report, StepFacts, Table, Verified, as_text, columns_of
 
 _FOLDERS = {DAMAGED: "set aside", RETIRED: "retired"}
 
