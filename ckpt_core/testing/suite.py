@@ -101,9 +101,8 @@ class _Suite:
     def test_restores_again_and_into_what_was_saved(
         self, make: Make, step: Step, tmp_path: Path
     ) -> None:
-        subject, _ = self._advance(step, make(0))
+        subject = self._save(make, step, tmp_path / "a")
         expected = prints_of(subject)
-        save(tmp_path / "a", subject=subject)
         for _ in range(2):
             subject, _ = self._advance(step, subject)
             subject = self._restored(tmp_path / "a", subject)
@@ -173,7 +172,9 @@ class _Suite:
         for kind, tree, path in _tools.misfitting_trees(make(0)):
             save(tmp_path / kind, subject=tree)
             # The data is damaged, so reading any of it would raise another error.
-            _tools.damage_data(tmp_path / kind)
+            for file in _tools.files_below(tmp_path / kind / "subject"):
+                if file.parent.name == "d":
+                    _tools.flip(file)
             error = self._refuses(tmp_path / kind, make(1), kind)
             found = [(mismatch.kind, mismatch.path) for mismatch in error.mismatches]
             if found != [(kind, path)]:
@@ -188,21 +189,23 @@ class _Suite:
         before = prints_of(first), prints_of(second)
         found = 0
         for file in _tools.files_below(tmp_path / "a" / "second"):
-            with _tools.spoiled(file):
-                try:
-                    restore(tmp_path / "a", first=first, second=second)
-                except CheckpointCorrupt:
-                    found += 1
-                else:  # a restore does not read that byte
-                    first, second = make(1), make(2)
-                    continue
+            whole = _tools.flip(file)
+            try:
+                restore(tmp_path / "a", first=first, second=second)
+            except CheckpointCorrupt:
+                found += 1
+            else:  # a restore does not read that byte
+                first, second = make(1), make(2)
+                continue
+            finally:
+                file.write_bytes(whole)
             require_same(before[0], prints_of(first), "after damage elsewhere, the other object")
             require_same(before[1], prints_of(second), "after damage, the object")
         if not found:
             pytest.fail("a flipped byte was found in no file of the item")
 
     def test_committedness_is_kept(self, make: Make, step: Step, tmp_path: Path) -> None:
-        save(tmp_path / "a", subject=self._advance(step, make(0))[0])
+        self._save(make, step, tmp_path / "a")
         target = make(1)
         before = _tools.placement_of(target)
         restored = self._restored(tmp_path / "a", target)
