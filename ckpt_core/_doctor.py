@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from importlib import metadata
+from itertools import zip_longest
 from pathlib import PurePath
 from typing import Literal
 
@@ -61,36 +62,25 @@ def floors() -> dict[str, str]:
         asked = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
         return {}
-    found: dict[str, str] = {}
-    for line in asked:
-        if ("extra" not in line or _EXTRAS.search(line)) and (floor := _FLOOR.match(line)):
-            found[floor[1].lower().replace("_", "-")] = floor[2]
-    return found
+    lines = (line for line in asked if "extra" not in line or _EXTRAS.search(line))
+    found = filter(None, map(_FLOOR.match, lines))
+    return {floor[1].lower().replace("_", "-"): floor[2] for floor in found}
 
 
 def installed() -> dict[str, str]:
     """Versions of the packages that matter, as far as they are installed."""
     found: dict[str, str] = {}
     for name in (DISTRIBUTION, *floors(), *_OTHERS):
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
-def numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version, without zeros at the end: ``0.12.0rc1`` is ``(0, 12)``."""
-    leading = re.match(r"[0-9.]*", version)
-    found = [int(part) for part in re.findall("[0-9]+", leading[0] if leading else "")]
-    while found and found[-1] == 0:
-        found.pop()
-    return tuple(found)
-
-
 def is_older(version: str, floor: str) -> bool:
-    """Whether a version is below a floor; ``2`` and ``2.0`` are one version."""
-    return numbers(version) < numbers(floor)
+    """Whether a version is below a floor, by their leading numbers; ``2`` and ``2.0`` are one version."""
+    leading = (re.split("[^0-9.]", one)[0] for one in (version, floor))
+    pairs = zip_longest(*(map(int, re.findall("[0-9]+", one)) for one in leading), fillvalue=0)
+    return next((have < wanted for have, wanted in pairs if have != wanted), False)
 
 
 def of_versions(installed: Mapping[str, str], floors: Mapping[str, str]) -> Iterator[Finding]:
@@ -104,7 +94,7 @@ def of_versions(installed: Mapping[str, str], floors: Mapping[str, str]) -> Iter
         text = f"jaxlib {jaxlib} is newer than jax {jax}, which does not import it: install both at one version"
         yield _problem("versions", text)
     torch = installed.get("torch")
-    if torch and installed.get("torchax") == "0.0.13" and numbers(torch) >= (2, 13):
+    if torch and installed.get("torchax") == "0.0.13" and not is_older(torch, "2.13"):
         text = (
             f"torchax 0.0.13 cannot be imported with torch {torch}: call ckpt_torchax.shim.install() before it, or "
             "install torch<2.13"
@@ -145,10 +135,8 @@ def of_disk(disk: Disk, step_bytes: int) -> Iterator[Finding]:
 
 def _of_kind(disk: Disk) -> str:
     """What is to be known of a file system of this kind."""
-    if disk.mounted_by is not None:
-        return (
-            f"a bucket that {disk.mounted_by} mounts: its URL (gs:// or s3://) is safer and faster"
-        )
+    if mount := disk.mounted_by:
+        return f"a bucket that {mount} mounts: its URL (gs:// or s3://) is safer and faster"
     if disk.file_system in ("tmpfs", "ramfs"):
         return "in memory: nothing here outlives a restart of the machine"
     if disk.file_system in _NETWORK or disk.file_system.startswith("fuse"):
@@ -166,12 +154,11 @@ def _of_kind(disk: Disk) -> str:
 
 def _of_clock(ahead_secs: float) -> Iterator[Finding]:
     if abs(ahead_secs) > _CLOCK_SECS:
-        where = f"{abs(ahead_secs):.0f} s {'ahead of' if ahead_secs > 0 else 'behind'}"
-        text = (
-            f"the file system's clock is {where} this machine's: the age of other machines' unfinished saves is misjudged "
-            "by that; synchronize them (NTP)"
+        where = (
+            f"{abs(ahead_secs):.0f} s {'ahead of' if ahead_secs > 0 else 'behind'} this machine's"
         )
-        yield _problem("clock", text)
+        why = "the age of other machines' unfinished saves is misjudged by that; synchronize them (NTP)"
+        yield _problem("clock", f"the file system's clock is {where}: {why}")
 
 
 def of_store(store: Store) -> Iterator[Finding]:

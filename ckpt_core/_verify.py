@@ -6,7 +6,6 @@ import contextlib
 import os
 import zlib
 from dataclasses import replace
-from typing import Any
 
 from ckpt_core._directory import crc32_of, read_run_metadata
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
@@ -64,12 +63,15 @@ def inspect(path: str | os.PathLike[str], *, options: Options | None = None) -> 
 
 def describe_opened(opened: Checkpoint) -> CheckpointInfo:
     """``inspect`` for a checkpoint that is already open."""
+    run_metadata = None
+    with contextlib.suppress(PermissionError):  # nobody may look above the checkpoint
+        run_metadata = read_run_metadata(opened.backend, opened.path.rpartition("/")[0])
     info = CheckpointInfo(
         path=opened.path,
         items={name: _item_info(opened, item) for name, item in opened.items.items()},
         metadata=opened.metadata,
         metrics=dict(opened.metrics),
-        run_metadata=_run_metadata(opened),
+        run_metadata=run_metadata,
         layout=layout_of(opened),
     )
     if not isinstance(opened, NativeCheckpoint):
@@ -84,13 +86,6 @@ def describe_opened(opened: Checkpoint) -> CheckpointInfo:
         durations=record.durations,
         files={name: entry.size_bytes for name, entry in record.files.items()},
     )
-
-
-def _run_metadata(opened: Checkpoint) -> Any:
-    """The metadata of the run that a step is in; None where nobody may look above the checkpoint."""
-    with contextlib.suppress(PermissionError):
-        return read_run_metadata(opened.backend, opened.path.rpartition("/")[0])
-    return None
 
 
 def layout_of(opened: Checkpoint) -> str:
