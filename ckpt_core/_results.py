@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from ckpt_core._tree import Node, unflatten
-from ckpt_core._words import counted, number, size, time_of
+from ckpt_core._words import counted, pairs, size, time_of
 
 _MOST_SHOWN = 20
 """A ``repr`` of a model of thousands of leaves names no more of them."""
@@ -248,11 +248,10 @@ class CheckpointInfo:
 
     def _repr_html_(self) -> str:
         counts = map(self.topology.get, ("process_count", "device_count", "platform"))
-        metrics = (f"{name} {number(value)}" for name, value in self.metrics.items())
         facts = [
             ("saved", time_of(self.created_unix_secs)),
             ("written by", self.layout),
-            ("metrics", ", ".join(metrics)),
+            ("metrics", pairs(self.metrics)),
             ("metadata", _as_json(self.metadata)),
             ("processes, devices", ", ".join(str(one) for one in counts if one is not None)),
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _DIGITS = re.compile(r"(\d+)")
@@ -38,6 +38,11 @@ def number(value: Any) -> str:
     """A metric with few digits; other libraries may store any type."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return f"{value:g}" if is_number else str(value)
+
+
+def pairs(named: Mapping[str, Any]) -> str:
+    """``loss 0.5, accuracy 0.9``: names and values."""
+    return ", ".join(f"{name} {number(value)}" for name, value in named.items())
 
 
 def some(names: Sequence[str], between: str = ", ") -> str:

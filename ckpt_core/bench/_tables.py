@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from ckpt_core._words import pairs
 from ckpt_core.bench._config import ConfigError
 from ckpt_core.bench._measure import PEAK, RATE, TIME, is_rate
 from ckpt_core.bench._results import CaseResult, SuiteResult, Summary, collected
@@ -47,12 +48,11 @@ def document(result: SuiteResult) -> str:
 
 
 def _where(environment: Mapping[str, Any]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
     text = (
         "{cpus} CPUs ({machine}), load before the run {load_average:.1f}, {devices} x {device_kind}, {processes} process(es), "
         "{file_system}, Linux {kernel}, Python {python}; {versions}; revision {revision:.12}."
     )
-    revision = environment["git_sha"] or "unknown"
+    versions, revision = pairs(environment["versions"]), environment["git_sha"] or "unknown"
     return text.format_map({**environment, "versions": versions, "revision": revision})
 
 

@@ -24,7 +24,7 @@ from ckpt_core._run.lease import OWNER_FILE
 from ckpt_core._save import save
 from ckpt_core._saved import refuse_file_for_steps
 from ckpt_core._storage import backend_of
-from ckpt_core._words import size
+from ckpt_core._words import pairs, size
 from ckpt_core.cli._shared import console, one_line, print_json
 from ckpt_core.cli._steps import steps_in, strays_as_text
 
@@ -106,7 +106,7 @@ def _print(
         print(words.fill(f"{name:<10}{one_line(text)}"))
 
     line("system", f"{facts['system']}, {facts['cpus']} CPUs, Python {facts['python']}")
-    line("packages", ", ".join(f"{name} {have}" for name, have in facts["versions"].items()))
+    line("packages", pairs(facts["versions"]))
     if "devices" in facts:
         line("devices", "; ".join(facts["devices"]))
     speed = ""

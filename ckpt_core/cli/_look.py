@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -14,9 +14,9 @@ from rich.console import Console
 
 from ckpt_core._directory import PosixBackend, StepNames
 from ckpt_core._errors import CheckpointNotFound, NewerFormat
-from ckpt_core._results import CheckpointInfo, ItemInfo, LeafInfo, VerifyReport
+from ckpt_core._results import CheckpointInfo, ItemInfo, LeafInfo
 from ckpt_core._verify import inspect, verify as check
-from ckpt_core._words import counted, number, size, time_of
+from ckpt_core._words import counted, pairs, size, time_of
 from ckpt_core.cli._shared import console, escape, print_json, say, table
 from ckpt_core.cli._steps import files_of, is_run, list_steps, steps_in, strays_as_text, summary
 
@@ -63,9 +63,7 @@ def show(path: str, *, all_leaves: bool, as_json: bool) -> int:
     if as_json:
         items = info.items.items()
         content = {
-            "metadata": info.metadata,
-            "versions": info.versions,
-            "topology": info.topology,
+            **{name: getattr(info, name) for name in ("metadata", "versions", "topology")},
             "format_version": info.format_version,
             "leaves": {name: list(map(asdict, item.leaves)) for name, item in items},
             "items_of_files": {name: dict(one.files) for name, one in items if one.form == "files"},
@@ -79,8 +77,7 @@ def show(path: str, *, all_leaves: bool, as_json: bool) -> int:
     for item in info.items.values():
         say(_held(item))
     if info.metrics:
-        metrics = (f"{name} {number(value)}" for name, value in info.metrics.items())
-        say(f"metrics: {', '.join(metrics)}")
+        say(f"metrics: {pairs(info.metrics)}")
     if info.metadata is not None:
         say(f"metadata: {json.dumps(info.metadata, ensure_ascii=False)}")
     say(_provenance(info))
@@ -132,10 +129,8 @@ def _provenance(info: CheckpointInfo) -> str:
     if info.format_version is None:
         writer = "safetensors" if info.layout == "safetensors" else "written by Orbax"
         return f"{writer}, without checksums"
-    versions = ", ".join(f"{name} {version}" for name, version in info.versions.items())
-    topology = ", ".join(f"{name} {value}" for name, value in info.topology.items())
-    more = f"; {topology}" if topology else ""
-    return f"written by ckpt, format {info.format_version}; {versions}{more}"
+    topology = f"; {pairs(info.topology)}" if info.topology else ""
+    return f"written by ckpt, format {info.format_version}; {pairs(info.versions)}{topology}"
 
 
 def _print_item(item: ItemInfo, all_of_it: bool, out: Console) -> None:
@@ -162,8 +157,9 @@ def _cells(leaf: LeafInfo) -> list[str]:
 
 def verify(path: str, *, as_json: bool) -> int:
     """Prints the problems of a checkpoint, or of each step of a run; returns 1 if there are any, or nothing can be checked."""
+    tell = _say_nothing if as_json else say
     if not is_run(path):
-        found = _checked(path, quiet=as_json)
+        found = _checked(path, tell)
         if as_json:
             print_json(found)
         return 0 if found["ok"] else 1
@@ -172,13 +168,12 @@ def verify(path: str, *, as_json: bool) -> int:
     unread: dict[int, str] = {}
     for step in steps.all():
         try:
-            rows.append({"step": step, **_checked(steps.path(step), quiet=as_json)})
+            rows.append({"step": step, **_checked(steps.path(step), tell)})
         except (CheckpointNotFound, NewerFormat, OSError) as error:
             if isinstance(error, CheckpointNotFound) and not os.path.islink(steps.path(step)):
                 continue  # a policy deleted it meanwhile
             unread[step] = str(error)
-            if not as_json:
-                say(f"not read: step {step}: {error}")
+            tell(f"not read: step {step}: {error}")
     strays, total = steps.strays(), counted(len(rows) + len(unread), "step")
     sound = sum(row["ok"] for row in rows)
     ok = sound == len(rows) and not unread
@@ -186,46 +181,36 @@ def verify(path: str, *, as_json: bool) -> int:
     if as_json:
         content = {"path": steps.directory, "ok": ok, "checked_bytes": checked, "steps": rows}
         print_json({**content, "strays": strays, "unread": unread})
-        return 0 if ok else 1
     for text in strays_as_text(strays):
-        say(text)
+        tell(text)
     unknown = sum(not row["has_checksums"] for row in rows)
     damaged = len(rows) - sound - unknown
     others = {"damaged": damaged, "without checksums": unknown, "not read": len(unread)}
     more = "".join(f", {count} {what}" for what, count in others.items() if count)
     head = "ok" if ok else "not ok" if damaged else "not verified"
-    say(f"{head}: {sound} of {total} ok{more}, {size(checked)} checked")
+    tell(f"{head}: {sound} of {total} ok{more}, {size(checked)} checked")
     return 0 if ok else 1
 
 
-def _checked(path: str, *, quiet: bool) -> dict[str, Any]:
-    """What was found in a checkpoint, which is also printed, unless ``quiet``."""
+def _say_nothing(text: str) -> None:
+    """In place of ``say``, beside JSON."""
+
+
+def _checked(path: str, tell: Callable[[str], None]) -> dict[str, Any]:
+    """What was found in a checkpoint, which is also told."""
     started = time.monotonic()
     report = check(path)
     secs = time.monotonic() - started
-    if not quiet:
-        _print_report(path, report, secs)
-    return {
-        "path": path,
-        "ok": report.ok,
-        "checked_bytes": report.checked_bytes,
-        "secs": secs,
-        "problems": [asdict(problem) for problem in report.problems],
-        "others": list(report.others),
-        "has_checksums": report.has_checksums,
-    }
-
-
-def _print_report(path: str, report: VerifyReport, secs: float) -> None:
     if report.ok:
-        say(f"ok: {path}: {size(report.checked_bytes)} checked in {secs:.2f} s")
+        tell(f"ok: {path}: {size(report.checked_bytes)} checked in {secs:.2f} s")
         if report.others:
-            say(f"  not of the checkpoint: {', '.join(report.others)}")
-        return
-    say(f"{'not ok' if report.has_checksums else 'not verified'}: {path}")
+            tell(f"  not of the checkpoint: {', '.join(report.others)}")
+    else:
+        tell(f"{'not ok' if report.has_checksums else 'not verified'}: {path}")
     of_leaves = {problem.file for problem in report.problems if problem.leaf}
     for problem in report.problems:
         if problem.leaf is None and problem.file in of_leaves:
             continue  # the digest of the whole file says no more
         what = problem.what.removeprefix(f"{path}: ")
-        say(f"  {what if problem.file in what else replace(problem, what=what)}")
+        tell(f"  {what if problem.file in what else replace(problem, what=what)}")
+    return {"path": path, "secs": secs, **asdict(report)}

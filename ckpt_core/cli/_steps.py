@@ -25,7 +25,7 @@ from ckpt_core._run.steps import (
 )
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import describe_opened, inspect
-from ckpt_core._words import number, size, time_of
+from ckpt_core._words import pairs, size, time_of
 from ckpt_core.cli._shared import console, escape, print_json, say, table
 
 _DEEPEST = 2
@@ -112,10 +112,17 @@ def _cells(row: Mapping[str, Any]) -> list[str | Text]:
     if row["problem"]:
         problem = Text(f"{_state(row)}: see below", "red")
         return [str(row["step"]), "", "", on_disk, problem, "", ""]
-    metrics = ", ".join(f"{name} {number(value)}" for name, value in row["metrics"].items())
     items = ", ".join(name or "(a bare tree)" for name in row["items"])
     saved, arrays = time_of(row["created_unix_secs"]), size(row["array_bytes"])
-    return [str(row["step"]), saved, arrays, on_disk, items, metrics, row["written_by"]]
+    return [
+        str(row["step"]),
+        saved,
+        arrays,
+        on_disk,
+        items,
+        pairs(row["metrics"]),
+        row["written_by"],
+    ]
 
 
 def _state(row: Mapping[str, Any]) -> str:
