@@ -73,13 +73,17 @@ class Trees:
         self.others: dict[str, str] = {}
         self._saved: dict[str, SavedItem] = {}
         for name, item in opened.items.items():
-            if item.form == "tree":
-                if isinstance(item, OrbaxItem):
-                    item = with_specs(opened, item, self._context)
-                self._saved[name] = item
-                self.items[name] = self._leaves(item, only)
-            else:
+            if item.form != "tree":
                 self.others[name] = item.form
+                continue
+            if isinstance(item, OrbaxItem):
+                item = with_specs(opened, item, self._context)
+            self._saved[name], self.items[name] = item, []
+            text_of = opened.texts(item)
+            for n in positions_of(item.paths, item.specs, selector(only, item=item.name)):
+                spec = item.specs[n]
+                text = text_of(n) if spec.kind in TEXT_KINDS else None
+                self.items[name].append(Leaf(format_path(item.paths[n]), spec, text, n))
 
     def root(self, item: str) -> Node | None:
         """The structure of an item, with the types of its containers; None if its format has none."""
@@ -95,33 +99,19 @@ class Trees:
         """Each tree's name, and the paths of all its leaves, chosen or not."""
         return [(name, item.paths) for name, item in self._saved.items()]
 
-    def _leaves(self, item: SavedItem, only: str | Iterable[str] | None) -> list[Leaf]:
-        text_of = self._opened.texts(item)
-        found: list[Leaf] = []
-        for n in positions_of(item.paths, item.specs, selector(only, item=item.name)):
-            spec = item.specs[n]
-            text = text_of(n) if spec.kind in TEXT_KINDS else None
-            found.append(Leaf(format_path(item.paths[n]), spec, text, n))
-        return found
-
     def pieces(
         self, item: str, leaves: Sequence[Leaf], itemsizes: Sequence[int] = ()
     ) -> Generator[Array]:
         """The values of leaves that are not text, in order: ``regions()`` of each in turn, of its item size or that given; close it, its threads read ahead."""
-        sizes = itemsizes or [leaf.itemsize for leaf in leaves]
-        read_in = [
-            (leaf, part)
-            for leaf, size in zip(leaves, sizes, strict=True)
-            for part in leaf.regions(size)
-        ]
-        specs = [leaf.spec for leaf, _ in read_in]
-        wants = [Want(leaf.place, [part]) for leaf, part in read_in]
+        saved, sizes = self._saved[item], itemsizes or [leaf.itemsize for leaf in leaves]
+        sized = zip(leaves, sizes, strict=True)
+        wants = [Want(leaf.place, [part]) for leaf, size in sized for part in leaf.regions(size)]
         with self._opened.held():
-            read = read_leaves(self._opened, self._saved[item], wants, self._options, self._context)
+            read = read_leaves(self._opened, saved, wants, self._options, self._context)
             with contextlib.closing(read):
-                for (_, parts), spec in zip(read, specs, strict=True):
+                for want, parts in read:
                     (array,) = parts.values()
-                    yield as_logical(array, spec)
+                    yield as_logical(array, saved.specs[want.leaf])
 
 
 def check_found(only: Any, *sides: Trees) -> None:
