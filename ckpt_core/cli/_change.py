@@ -132,9 +132,8 @@ def remove(paths: Sequence[str], *, steps: list[int], prefix: str | None, yes: b
         try:
             backend_of(resolve(path)[1]).delete(path)
         except BlockingIOError:
-            raise CheckpointError(
-                f"{path} is being read: nothing of it was deleted; try again when that has ended"
-            ) from None
+            text = "is being read: nothing of it was deleted; try again when that has ended"
+            raise CheckpointError(f"{path} {text}") from None
         directory, _, name = path.rpartition("/")
         if (step := StepNames(prefix).parse(name)) is not None and directory:
             note_deleted(directory, step)
@@ -202,8 +201,8 @@ def _described(path: str) -> str:
         return f"{path}: damaged"
     except (CheckpointError, OSError) as error:
         return f"{path}: cannot be read: {error}"
-    total = sum(item.bytes for item in info.items.values())
-    return f"{path}: {size(total)} in {', '.join(info.items) or 'no items'}, {time_of(info.created_unix_secs)}"
+    total, saved = sum(one.bytes for one in info.items.values()), time_of(info.created_unix_secs)
+    return f"{path}: {size(total)} in {', '.join(info.items) or 'no items'}, {saved}"
 
 
 def agreed(what: str) -> bool:
@@ -246,10 +245,9 @@ def collect_garbage(directory: str, *, dry_run: bool, as_json: bool) -> int:
     if as_json:
         print_json({"directory": text, "deleted": not dry_run, "names": names})
         return 0
-    for name in names:
-        say(name)
     done = "would be removed" if dry_run else "removed"
-    say(f"{len(names)} {done}" if names else "nothing to remove")
+    for line in (*names, f"{len(names)} {done}" if names else "nothing to remove"):
+        say(line)
     return 0
 
 
@@ -267,10 +265,8 @@ def copy_checkpoint(source: str | os.PathLike[str], target: str | os.PathLike[st
     report = verify(source)
     if not report.ok:
         raise CheckpointCorrupt(f"{opened.path} was not copied: {report.problems[0]}")
-    text, local = resolve(target)
-    backend = backend_of(local)
-    token = opened.record.token
-    with backend.begin(text, overwrite=False, durable=True, token=token) as attempt:
+    (text, local), token = resolve(target), opened.record.token
+    with backend_of(local).begin(text, overwrite=False, durable=True, token=token) as attempt:
         with opened.held():
             copied_bytes = sum(_copy_file(opened, name, attempt) for name in opened.record.files)
         small = attempt.small_files()
@@ -317,20 +313,18 @@ def list_runs(directory: str, *, as_json: bool) -> int:
     root, runs = _runs(directory)
     if as_json:
         print_json({"directory": root, "runs": [asdict(run) for run in runs]})
-        return 0
-    if not runs:
+    elif runs:
+        names = ("run", "last used", "size", "processes", "steps", "state")
+        console().print(table(root, names, list(map(_cells, runs))))
+    else:
         say(f"{root}: no runs of ckpt")
-        return 0
-    names = ("run", "last used", "size", "processes", "steps", "state")
-    console().print(table(root, names, list(map(_cells, runs))))
     return 0
 
 
 def _cells(run: LocalRun) -> list[str | Text]:
     names = filter(None, (os.path.basename(run.path), run.persistent))
-    name = Text("\n".join(map(one_line, names)))
+    name, used = Text("\n".join(map(one_line, names))), time_of(run.used_unix_secs)
     state = ("in use" if run.in_use else "ended") + ("" if run.mine else ", of another user")
-    used = time_of(run.used_unix_secs)
     return [name, used, size(run.size_bytes), str(run.processes), _steps(run), state]
 
 
@@ -352,13 +346,10 @@ def remove_runs(
     known = {os.path.basename(run.path): run for run in runs}
     for name in names:
         if name not in known:
-            raise CheckpointNotFound(
-                f"{root} has no run {name!r}; it has {', '.join(known) or 'no runs'}"
-            )
-        if known[name].in_use:
-            raise CheckpointError(
-                f"{known[name].path} is in use by a run that lives: nothing was removed"
-            )
+            there = ", ".join(known) or "no runs"
+            raise CheckpointNotFound(f"{root} has no run {name!r}; it has {there}")
+        if (run := known[name]).in_use:
+            raise CheckpointError(f"{run.path} is in use by a run that lives: nothing was removed")
     chosen = [run for name, run in known.items() if not run.in_use and (name in names or not names)]
     for run in chosen:
         of = f" of {run.persistent}" if run.persistent else ""
