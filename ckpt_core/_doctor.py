@@ -1,7 +1,4 @@
-"""What most often goes wrong on a machine: measures where checkpoints are to be, and says a sentence for each thing that is wrong.
-
-What is written to measure is deleted again.
-"""
+"""What most often goes wrong on a machine: measures where checkpoints are to be, and has a sentence for each thing that is wrong."""
 
 from __future__ import annotations
 

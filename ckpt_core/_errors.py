@@ -211,8 +211,8 @@ _TOLD: dict[str, type[CheckpointError]] = {
 
 
 def raised_by_another(kind: str, message: str) -> CheckpointError:
-    """The error to raise here for one of another process, so that all catch the same class; one of the system or of the user's
-    code becomes a CheckpointError, which no handler takes for one of this process.
+    """The error to raise here for one of another process, of the same class; one of the system or of the user's code becomes a
+    CheckpointError, which no handler takes for one of this process.
     """
     if kind == "StructureMismatch":
         return _rebuild_mismatch((), message)

@@ -1,7 +1,6 @@
 """Parses a suite file into frozen dataclasses, by their type hints; an error names every key that is wrong.
 
-The schema is that of Orbax's benchmark framework: its files load after replacing the names of
-the generators. ckpt adds ``warmup_repeats``, ``order``, ``steady_memory``,
+The schema is that of Orbax's benchmark framework. ckpt adds ``warmup_repeats``, ``order``, ``steady_memory``,
 ``remove_repeated_dir``, ``name`` of a checkpoint and ``count`` of an array.
 """
 
@@ -129,9 +128,7 @@ class Reader:
         return self.make(name, value, ArraySpec)
 
     def make(self, where: str, given: Any, kind: type[T], *, but: Iterable[str] = ()) -> T | None:
-        """The dataclass of a mapping, which has no keys for the fields ``but``; None, and problems, if it does not fit. A class may
-        have ``problems()``, what is wrong with values that fit one by one.
-        """
+        """The dataclass of a mapping, which has no keys for the fields ``but``; None, and problems, if it does not fit."""
         what, before = where or "the suite", len(self.problems)
         if not isinstance(given, dict):
             self.problems.append(f"{what} must be a mapping, not {_described(given)}")

@@ -42,8 +42,8 @@ def make_mesh(config: MeshConfig | None) -> Any:
 
 
 def host_data(config: CheckpointConfig) -> Callable[[Any], Any]:
-    """A function that puts the data of a configuration, which it makes once, onto a mesh as new jax arrays. Every run gets
-    new ones: an array that was saved may have cached its host copy, one that was restored may share memory with what was read.
+    """A function that puts the data of a configuration, which it makes once, onto a mesh. Every run gets new arrays: one that was
+    saved may have cached its host copy, one that was restored may share memory with what was read.
     """
     if config.path is not None:
         path = config.path

@@ -72,9 +72,8 @@ def settle() -> Generator[None, None, None]:
 
 
 def warm_free_memory(directory: Path, size_bytes: int) -> None:
-    """Writes and deletes a file of this size, so that the kernel has free pages for the next one. On a virtual machine
-    that returns memory to its host, every new page is slow at first use; without this, the first save of a run would pay
-    for all of them.
+    """Writes and deletes a file of this size: on a virtual machine that returns memory to its host, the first use of each page is
+    slow, and else the first save of a run would pay for all of them.
     """
     block = bytes(MIB)
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:

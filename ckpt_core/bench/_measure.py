@@ -1,8 +1,7 @@
 """What a benchmark is written with; ``metrics.measure("save")`` measures a block by collectors, each for a kind of number.
 
-A collector is a function that begins to measure and returns the function that ends it and returns the numbers by
-tag. The clock starts last and stops first, so it does not measure the other collectors. Blocks may be nested: an
-inner block does not disturb the numbers of the outer one.
+A collector is a function that begins to measure, and returns the function that ends it and gives the numbers by tag. The clock
+starts last and stops first, so it does not measure the others. Blocks may be nested.
 """
 
 from __future__ import annotations

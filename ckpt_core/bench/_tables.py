@@ -78,8 +78,8 @@ def _rows(cases: Iterable[CaseResult], operation: str) -> Iterator[dict[str, str
 
 
 def compare(now: SuiteResult, baseline: SuiteResult, threshold: float) -> tuple[str, int]:
-    """A document of what changed in times, rates and sizes of checkpoints, and how many of these are worse by more than noise
-    and ``threshold`` (0.1 is ten percent): those come first, then the others by the size of the change.
+    """A table of what changed in times, rates and sizes, what is worse by more than noise and ``threshold`` (0.1 is ten percent)
+    first; and how many that are.
     """
     for fact in ("backend", "device_kind", "devices", "processes"):
         then, here = baseline.environment.get(fact), now.environment.get(fact)

@@ -1,7 +1,4 @@
-"""The generators that come with ckpt; a suite file may name them without their module.
-
-A generator measures with ``context.options.library``: the same work for ckpt, other libraries and the bare disk.
-"""
+"""The generators that come with ckpt: the same work for ckpt, other libraries and the bare disk."""
 
 from __future__ import annotations
 

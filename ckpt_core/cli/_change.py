@@ -252,9 +252,7 @@ def collect_garbage(directory: str, *, dry_run: bool, as_json: bool) -> int:
 
 
 def copy_checkpoint(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> int:
-    """The number of bytes of a checkpoint that was copied, and verified before; it appears whole at ``target``, where nothing may
-    be. The copy has the token of the source, so ``same_save`` knows it. One data file is in memory at a time.
-    """
+    """Copies a checkpoint, one data file at a time, after every byte is verified; the copy keeps its token. Returns its size."""
     opened = open_checkpoint(source)
     if not isinstance(opened, NativeCheckpoint):
         raise CheckpointError(

@@ -1,8 +1,7 @@
 """``ckpt plan``: the interval between saves that loses least time, from what saves cost and how often machines fail.
 
-The first-order optimum is Young's (1974): sqrt(2 * cost * time between failures). The costs here are those of asynchronous
-saves: training stands still for a moment, then runs slower while the save is written; and a failure during that write falls
-back to the step before it, so that half of an interval *and* one write are redone on average.
+Young's optimum (1974) is sqrt(2 * cost * time between failures). An asynchronous save stops training for a moment, then slows
+it while it is written; a failure redoes half of an interval *and* one write on average.
 """
 
 from __future__ import annotations

@@ -69,9 +69,7 @@ _SYSTEM_ERROR = re.compile(r"errno = (\d+), error message")
 
 
 def _keras(path: str, stack: contextlib.ExitStack) -> tuple[Any, Any]:
-    """The variables of a ``.keras`` or ``.h5`` file, in the groups in which Keras stored them; metadata has the version of
-    Keras. A model's own files (vocabularies) and its configuration stay behind. Keras is not needed; h5py is.
-    """
+    """The variables of a model, in the groups in which Keras stored them; its own files and its configuration stay behind."""
     h5py = library("h5py", path)
     metadata, files = None, {path: path}
     if path.endswith(_SHARDS):

@@ -62,9 +62,7 @@ def outgoing(
     exclude: str | Iterable[str] | None,
     rules: Rules,
 ) -> Generator[tuple[list[Export], Arrays]]:
-    """The tensors of a checkpoint, those of large elements first, so that each is aligned; and each with its values. Which leaves
-    are written, and their names, is as for ``export_safetensors``.
-    """
+    """The tensors of a checkpoint, those of large elements first, so that each is aligned; and each with its values."""
     options = checked_options(options)
     opened = open_checkpoint(checkpoint, options)
     context = new_context()

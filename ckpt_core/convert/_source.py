@@ -21,8 +21,8 @@ _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
 
 
 class Slot:
-    """An array that is not read yet; no dataclass, which would be a tree. ``read`` gives the arrays of slots of its kind, in
-    their order, and alone understands ``place``; ``refused`` is the error to raise unless the leaf is left out.
+    """An array that is not read yet; no dataclass, which would be a tree. ``read`` gives the arrays of slots, and alone understands
+    ``place``; ``refused`` is the error to raise unless the leaf is left out.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """What torch writes: files of ``torch.save``, in and out, and folders of ``torch.distributed.checkpoint``.
 
-A folder has an index, a pickle, of which only the classes of an index are made, and files with the parts of tensors; each
-part is a file of ``torch.save`` within a file.
+A folder has an index, a pickle, and files with the parts of tensors; each part is a file of ``torch.save`` within a file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a report says of a run, as frozen dataclasses whose fields are the keys of its JSON. Pure.
 
-What the leaves of all steps have in common is held once, in a table: a run of 1,000 steps with 5,000 leaves each has five
-million leaves, of which most often 5,000 differ. A leaf is (item, path, type); a type is (kind, dtype, shape, bytes, position
-of the sharding or None); a structure is the list of a step's leaves, as ranges of their numbers.
+A table holds once what the leaves of all steps have in common: of five million, most often 5,000 differ. A leaf is (item,
+path, type); a type is (kind, dtype, shape, bytes, position of the sharding or None); a structure is the list of a step's
+leaves, as ranges of their numbers.
 """
 
 from __future__ import annotations
@@ -100,9 +100,8 @@ def _position(among: dict[Any, int], value: Any) -> int:
 
 
 def drawing_of(sharding: Mapping[str, Any]) -> dict[str, Any]:
-    """How an array lies over a mesh, from the sharding that a checkpoint has in JSON: its ``kind``; name and size of the ``axes``
-    of the mesh; ``spec``, for each dimension of the array the axes that it is split over, and ``parts``, into how many;
-    ``devices``, for each part, in C order, the ids of those that hold it. A ``note`` says why there is no drawing.
+    """How an array lies over a mesh: name and size of the ``axes``; ``spec``, the axes that split each dimension, and ``parts``,
+    into how many; ``devices``, the ids of those that hold each part, in C order. A ``note`` says why there is no drawing.
     """
     kind = str(sharding.get("sharding_type", "")) or "unknown"
     drawing = {"kind": kind, "axes": (), "spec": (), "devices": (), "note": "", "parts": ()}

@@ -315,8 +315,8 @@ def _train_apart(write: Write, train: Train, directory: str, stop_at: int | None
 def run_apart(
     name: str, work: Callable[..., None], arguments: tuple[Any, ...], timeout_secs: float
 ) -> tuple[int | None, list[dict[str, Any]]]:
-    """Calls ``work(write, *arguments)`` in a new interpreter: its exit status, and what it wrote, also if it was killed. It is
-    killed, with its process group, if it takes too long; an error there is a RuntimeError here.
+    """The exit status of ``work(write, *arguments)`` in a new interpreter, and what it wrote before it ended or was killed; after
+    ``timeout_secs`` its process group is killed, and an error there is a RuntimeError here.
     """
     with tempfile.TemporaryDirectory(prefix="ckpt-testing-") as directory:
         log = Path(directory) / "log.jsonl"

@@ -127,9 +127,7 @@ def abstract(tree: Any) -> Any:
 
 @contextmanager
 def writers_held_back() -> Generator[None]:
-    """Asynchronous saves that begin inside the block write nothing before its end. Otherwise a small object could be on
-    the disk before the next step changes it, and a save without a real snapshot would pass the test.
-    """
+    """Saves that begin inside the block write nothing before its end: else a small object is on the disk before a step changes it."""
     go = threading.Event()
     run = threading.Thread.run
 
