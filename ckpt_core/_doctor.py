@@ -76,8 +76,9 @@ def installed() -> dict[str, str]:
 def is_older(version: str, floor: str) -> bool:
     """Whether a version is below a floor, by their leading numbers; ``2`` and ``2.0`` are one version."""
     leading = (re.split("[^0-9.]", one)[0] for one in (version, floor))
-    pairs = zip_longest(*(map(int, re.findall("[0-9]+", one)) for one in leading), fillvalue=0)
-    return next((have < wanted for have, wanted in pairs if have != wanted), False)
+    have, wanted = (map(int, re.findall("[0-9]+", one)) for one in leading)
+    pairs = zip_longest(have, wanted, fillvalue=0)
+    return next((one < other for one, other in pairs if one != other), False)
 
 
 def of_versions(installed: Mapping[str, str], floors: Mapping[str, str]) -> Iterator[Finding]:

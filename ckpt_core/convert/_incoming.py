@@ -119,13 +119,13 @@ def import_weights(
 def _write(writer: CheckpointWriter, name: str, source: FlatTree, operation: Operation) -> None:
     """Writes arrays in batches, as they are read."""
     specs = list(map(spec_of, source.paths, source.leaves))
-    others = [n for n, leaf in enumerate(source.leaves) if not isinstance(leaf, Slot)]
-    texts = {n: to_text(source.leaves[n], specs[n]) for n in others if specs[n].kind in TEXT_KINDS}
+    slots = {n: leaf for n, leaf in enumerate(source.leaves) if isinstance(leaf, Slot)}
+    others = {n: leaf for n, leaf in enumerate(source.leaves) if n not in slots}
+    texts = {n: to_text(one, specs[n]) for n, one in others.items() if specs[n].kind in TEXT_KINDS}
     none = (None,) * len(specs)
     signature = TreeSignature(source.root, tuple(source.paths), tuple(specs), none, none)
     put = writer.declare(name, signature, texts)
-    put((n, to_host_array(source.leaves[n], specs[n])) for n in others if n not in texts)
-    slots = {n: leaf for n, leaf in enumerate(source.leaves) if isinstance(leaf, Slot)}
+    put((n, to_host_array(one, specs[n])) for n, one in others.items() if n not in texts)
     batch: list[tuple[int, Array]] = []
     held_bytes = 0
     last = next(reversed(slots), None)
@@ -204,21 +204,20 @@ def _ruled(leaves: _Leaves, rules: Sequence[Rule], target: FlatTree | None, wher
     slots: list[Slot] = [slot for _, slot in arrays.values()]
     names, specs = [(name,) for name in arrays], [slot.spec for slot in slots]
     base = ExtentItem("state", "tree", paths=names, specs=specs, shardings=[None] * len(names))
-    if target is None:
-        results = [path for bound in bind(rules, arrays)[0] for path in bound.results]
-        paths: list[Path] = [tuple(path.split("/")) for path in results]
-        wanted: list[LeafSpec | None] = [None] * len(paths)
-    else:
+    bound, left = bind(rules, arrays)
+    paths: list[Path] = [tuple(path.split("/")) for one in bound for path in one.results]
+    wanted: list[LeafSpec | None] = [None] * len(paths)
+    if target is not None:
         paths = list(target.paths)
         wanted = [describe(leaf, path) for path, leaf in zip(paths, target.leaves, strict=True)]
     derived, problems = under_rules(base, rules, paths, wanted)
     if problems:
         raise StructureMismatch(problems, where=where)
-    left = set(bind(rules, arrays)[1])
+    unbound = set(left)
     found: _Leaves = [(path, leaf) for path, leaf in leaves if not isinstance(leaf, Slot)]
     for path, spec, recipe in zip(derived.paths, derived.specs, derived.recipes, strict=True):
         parts = [slots[part.leaf] for _, row in recipe.rows for part in row]
-        if (name := names[recipe.first][0]) in left:
+        if (name := names[recipe.first][0]) in unbound:
             found.append(arrays[name])
         else:
             found.append((path, Slot(spec, _put_together, (recipe, parts))))
