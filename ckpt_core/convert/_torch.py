@@ -98,6 +98,10 @@ def _plain(torch: Any) -> Generator[None]:
 class _Index(pickle.Unpickler):
     """Makes what an index holds, and nothing else."""
 
+    def __init__(self, stream: IO[bytes]) -> None:
+        super().__init__(stream)
+        self._path = stream.name
+
     def find_class(self, module: str, name: str, /) -> Any:
         if module in ("pathlib", "pathlib._local"):  # of any system
             return pathlib.PurePath
@@ -105,8 +109,9 @@ class _Index(pickle.Unpickler):
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or f"{module}.{name}" in _OF_INDEX:
             return super().find_class(module, name)
+        why = "which is of no index, and to make it would run code: save it anew with"
         raise UnsupportedLeaf(
-            f"it names {module}.{name}, which is of no index, and to make it would run code: save it anew with {_PACKAGE}",
+            f"{self._path}: it names {module}.{name}, {why} {_PACKAGE}",
             type_name=f"{module}.{name}",
         )
 
@@ -121,11 +126,8 @@ class _Folder:
         self._path = path
         self._metadata = library(f"{_PACKAGE}.metadata", path)
         index = os.path.join(path, INDEX)
-        try:
-            with open(index, "rb") as stream, parsing(index):
-                self._index: Any = _Index(stream).load()
-        except UnsupportedLeaf as error:
-            raise UnsupportedLeaf(f"{index}: {error}", type_name=error.type_name) from error
+        with open(index, "rb") as stream, parsing(index):
+            self._index: Any = _Index(stream).load()
 
     def tree(self) -> Any:
         """What was saved, with a ``Slot`` for each tensor."""
