@@ -54,7 +54,7 @@ def describe_environment(output: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def settle() -> Generator[None, None, None]:
+def settle() -> Generator[None]:
     """Syncs the disk and collects garbage before the block; disables garbage collection in it.
 
     Measure inside: ``with bench.settle(), metrics.measure("save"): ...``. Otherwise the first fsync

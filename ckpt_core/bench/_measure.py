@@ -45,7 +45,7 @@ class Metrics:
     @contextmanager
     def measure(
         self, name: str, metric_keys: Iterable[str] | None = None, *, nbytes: int | None = None
-    ) -> Generator[None, None, None]:
+    ) -> Generator[None]:
         """Measures the block. If the block raises, nothing is recorded.
 
         This does not wait for jax's asynchronous work: if that matters, end the block with
@@ -76,7 +76,7 @@ class Metrics:
         self.values.setdefault(name, {}).setdefault(tag, []).append(float(value))
 
     @contextmanager
-    def _traced(self, name: str) -> Generator[None, None, None]:
+    def _traced(self, name: str) -> Generator[None]:
         # jax records one trace at a time, of the outer block
         if self._trace_root is None or self._tracing:
             yield

@@ -9,7 +9,7 @@ import importlib
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -34,12 +34,12 @@ class Library:
         options: those of ``SaveLoad``, in which None leaves a setting to the library.
     """
 
-    module: ClassVar[str]
-    default_durability: ClassVar[str] = "no"
-    skips_fsync: ClassVar[bool] = False
-    in_background: ClassVar[bool] = False
-    sharded: ClassVar[bool] = False
-    broadcasts: ClassVar[bool] = False
+    module: str
+    default_durability = "no"
+    skips_fsync = False
+    in_background = False
+    sharded = False
+    broadcasts = False
 
     def __init__(self, options: Any) -> None:
         self.options = options
