@@ -156,17 +156,12 @@ def _item_of(opened: Checkpoint, name: str | None) -> SavedItem:
 def _refuse_kinds(
     opened: Checkpoint, item: SavedItem, positions: Sequence[int], format: Format
 ) -> None:
-    wrong = [
-        n
-        for n in positions
-        if item.specs[n].kind not in _KINDS or item.specs[n].dtype not in format.dtypes
-    ]
+    specs, dtypes = item.specs, format.dtypes
+    wrong = [n for n in positions if specs[n].kind not in _KINDS or specs[n].dtype not in dtypes]
     if wrong:
-        shown = some([f"{format_path(item.paths[n])} ({item.specs[n]})" for n in wrong])
-        patterns = patterns_of(wrong, item.paths)
-        raise CheckpointError(
-            f"{opened.path}: {format.name} has no place for {shown}: {format.advice} exclude={patterns}"
-        )
+        shown = some([f"{format_path(item.paths[n])} ({specs[n]})" for n in wrong])
+        advice = f"{format.advice} exclude={patterns_of(wrong, item.paths)}"
+        raise CheckpointError(f"{opened.path}: {format.name} has no place for {shown}: {advice}")
 
 
 def _arrays(
