@@ -22,7 +22,7 @@ from ckpt_core._layout.regions import whole
 from ckpt_core._options import MIB, Options, checked_options
 from ckpt_core._read import Array, Want, read_leaves, with_specs
 from ckpt_core._saved import Checkpoint, OrbaxItem, SavedItem, open_checkpoint
-from ckpt_core._storage import StoreContext, new_context
+from ckpt_core._storage import new_context
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.leaves import LeafSpec, as_logical, dtype_from_name
 from ckpt_core._tree.match import positions_of
@@ -77,9 +77,19 @@ def outgoing(
     paths = ["/".join(map(str, named[n])) for n in written]
     plan = exports(rules_from(rules or ()), paths, [saved.specs[n] for n in positions])
     plan.sort(key=lambda one: -dtype_from_name(one.dtype).itemsize)
-    arrays = _arrays(opened, saved, positions, plan, options, context)
-    with opened.held(), contextlib.closing(arrays):
-        yield plan, arrays
+    alike = itertools.groupby(plan, operator.attrgetter("leaves", "index"))
+    groups = [(leaves, index, list(made)) for (leaves, index), made in alike]
+    wants = [_want(saved, positions[leaf], index) for leaves, index, _ in groups for leaf in leaves]
+    read = read_leaves(opened, saved, wants, options, context)
+
+    def arrays() -> Arrays:
+        for leaves, index, made in groups:  # what several tensors in a row are made of is read once
+            parts = [_row(saved, next(read), len(index)) for _ in leaves]
+            for one in made:
+                yield one, one.make(parts)
+
+    with opened.held(), contextlib.closing(read):
+        yield plan, arrays()
 
 
 def _with_all_names(paths: Sequence[Path]) -> tuple[list[Path], list[int]]:
@@ -162,25 +172,6 @@ def _refuse_kinds(
         shown = some([f"{format_path(item.paths[n])} ({specs[n]})" for n in wrong])
         advice = f"{format.advice} exclude={patterns_of(wrong, item.paths)}"
         raise CheckpointError(f"{opened.path}: {format.name} has no place for {shown}: {advice}")
-
-
-def _arrays(
-    opened: Checkpoint,
-    item: SavedItem,
-    positions: Sequence[int],
-    plan: Sequence[Export],
-    options: Options,
-    context: StoreContext,
-) -> Generator[tuple[Export, Array]]:
-    """Each tensor, in order; what several in a row are made of is read once."""
-    alike = itertools.groupby(plan, operator.attrgetter("leaves", "index"))
-    groups = [(leaves, index, list(made)) for (leaves, index), made in alike]
-    wants = [_want(item, positions[leaf], index) for leaves, index, _ in groups for leaf in leaves]
-    with contextlib.closing(read_leaves(opened, item, wants, options, context)) as source:
-        for leaves, index, made in groups:
-            parts = [_row(item, next(source), len(index)) for _ in leaves]
-            for one in made:
-                yield one, one.make(parts)
 
 
 def _want(item: SavedItem, leaf: int, index: tuple[int, ...]) -> Want:
