@@ -71,6 +71,7 @@ class Trees:
         self.path, self.metadata = opened.path, opened.metadata
         self.items: dict[str, list[Leaf]] = {}
         self.others: dict[str, str] = {}
+        self.all_paths: dict[str, Sequence[Path]] = {}  # of the leaves of each tree, chosen or not
         self._saved: dict[str, SavedItem] = {}
         for name, item in opened.items.items():
             if item.form != "tree":
@@ -78,7 +79,7 @@ class Trees:
                 continue
             if isinstance(item, OrbaxItem):
                 item = with_specs(opened, item, self._context)
-            self._saved[name], self.items[name] = item, []
+            self._saved[name], self.items[name], self.all_paths[name] = item, [], item.paths
             text_of = opened.texts(item)
             for n in positions_of(item.paths, item.specs, selector(only, item=item.name)):
                 spec = item.specs[n]
@@ -93,11 +94,6 @@ class Trees:
     def chosen(self, item: str) -> list[Path]:
         """Paths of the leaves that ``only`` takes."""
         return [self._saved[item].paths[leaf.place] for leaf in self.items[item]]
-
-    @property
-    def paths(self) -> list[tuple[str, Sequence[Path]]]:
-        """Each tree's name, and the paths of all its leaves, chosen or not."""
-        return [(name, item.paths) for name, item in self._saved.items()]
 
     def pieces(
         self, item: str, leaves: Sequence[Leaf], itemsizes: Sequence[int] = ()
@@ -116,7 +112,7 @@ class Trees:
 
 def check_found(only: Any, *sides: Trees) -> None:
     """Raises CheckpointNotFound if ``only=``, or one of its patterns, matches no leaf on any side."""
-    idle = idle_patterns(only, [tree for side in sides for tree in side.paths])
+    idle = idle_patterns(only, [tree for side in sides for tree in side.all_paths.items()])
     if idle or (only is not None and not any(any(side.items.values()) for side in sides)):
         where = ", ".join(side.path for side in sides)
         raise CheckpointNotFound(f"{where}: only={idle or only!r} matches no leaf")

@@ -253,14 +253,11 @@ class _Suite:
 
     def _goes_on(self, step: Step, subject: Any) -> Prints:
         """Prints of the results of three more steps, and of the object after them."""
-        outcomes: list[Any] = []
-        for _ in range(3):
+        prints: Prints = {}
+        for number in range(3):
             subject, outcome = self._advance(step, subject)
-            outcomes.append(prints_of(outcome))
-        prints = prints_of({"after": subject})
-        for number, outcome in enumerate(outcomes):
-            prints |= {f"step {number}: {path}": text for path, text in outcome.items()}
-        return prints
+            prints |= {f"step {number}: {path}": text for path, text in prints_of(outcome).items()}
+        return prints_of({"after": subject}) | prints
 
     def _refuses(self, path: Path, target: Any, what: str) -> StructureMismatch:
         before = prints_of(target)
