@@ -1,4 +1,4 @@
-"""What most often goes wrong on a machine: measures where checkpoints are to be, and has a sentence for each thing that is wrong."""
+"""What most often goes wrong where checkpoints are to be: measures it, and has a sentence for each thing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _note, _problem = partial(Finding, "note"), partial(Finding, "problem")
 
 
 def floors() -> dict[str, str]:
-    """Oldest version of each package that this one works with, by its own metadata; empty if it is not installed."""
+    """Oldest version of each package that this one works with, by its metadata, if it is installed."""
     try:
         asked = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
@@ -174,7 +174,7 @@ def of_store(store: Store) -> Iterator[Finding]:
 
 
 def of_missing(path: str, measured: str) -> Iterator[Finding]:
-    """What is said of a directory that does not exist, in whose place another one was measured."""
+    """A note about a directory that does not exist, for which another one was measured."""
     if not os.path.exists(path):
         parent, name = os.path.split(path)
         beside = os.listdir(parent) if os.path.isdir(parent) else []
@@ -186,7 +186,7 @@ def of_missing(path: str, measured: str) -> Iterator[Finding]:
 def of_directory(
     traces: Iterable[_directory.Trace], garbage: Sequence[str], strays: Iterable[str], path: str
 ) -> Iterator[Finding]:
-    """Who writes to a directory, what the dead left in it, and its steps of another history, in a sentence each."""
+    """Who writes to a directory, what the dead left in it, and its steps of another history."""
     for trace in traces:
         if trace.kind == "writer":
             who = trace.whose or "a process"
@@ -237,7 +237,7 @@ class Store:
 
 
 def probe(path: str, local: bool, probe_bytes: int) -> Disk | Store:
-    """Measures a place, or the first above it that is in no checkpoint, with round trips and one file of ``probe_bytes``."""
+    """Measures a place, or the first above it that is in no checkpoint, with one file of ``probe_bytes``."""
     if path.startswith(ROOTS):
         return _probe_disk(path, probe_bytes)
     return _probe_store(_outside(Location(path, local)), probe_bytes)
@@ -352,7 +352,7 @@ def _outside(location: Location) -> Location:
 
 
 def copy_bytes_per_sec(probe_bytes: int) -> float:
-    """Speed at which one thread copies memory into memory that it used before: what a snapshot on the host costs."""
+    """Speed at which one thread copies into memory that it used before, as a snapshot on the host does."""
     source, target = bytes(probe_bytes), bytearray(probe_bytes)
 
     def copy() -> None:

@@ -233,7 +233,7 @@ def at_the_call(error: T) -> T:
 
 
 def drop_locals(error: BaseException) -> None:
-    """Clears the locals, which may hold a whole training state, of the tracebacks of an error and its causes; running frames stay."""
+    """Clears the locals, which may hold a training state, of the tracebacks of an error and its causes."""
     seen: set[int] = set()
     chain: list[BaseException | None] = [error]
     while chain:
@@ -264,7 +264,7 @@ def mark_agreed(error: BaseException, kind: str) -> None:
 
 
 def agreed_kind(error: BaseException) -> str:
-    """The class of the failure for which every process raises; empty if they do not all know of it, or cannot go on together."""
+    """The class of the failure for which every process raises; empty if not all know of it."""
     found: BaseException | None = error
     while found is not None and not getattr(found, _AGREED, ""):
         found = found.__cause__  # it was raised again with more of a message

@@ -1,4 +1,4 @@
-"""Results of loads, restores, ``inspect`` and ``verify``, and the tables in HTML as which a notebook shows them."""
+"""Results of loads, restores, ``inspect`` and ``verify``, and their tables for notebooks."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ def _verified(opened: NativeCheckpoint, options: Options) -> VerifyReport:
 
 
 def _is_of_others(name: str) -> bool:
-    """Whether an added file is none that a reader looks at: of a desktop or NFS, or beside the items with a name of its own."""
+    """Whether no reader looks at an added file: of a desktop or NFS, or beside the items with a name of its own."""
     last = name.rpartition("/")[2]
     if last.startswith(("._", ".nfs")) or last in (".DS_Store", "Thumbs.db", "desktop.ini"):
         return True

@@ -44,7 +44,7 @@ class LeafDifference:
 
 @dataclass(frozen=True)
 class NodeDifference:
-    """A place of a tree that is another container on either side, or stands under another key; ``item`` is its name in A."""
+    """A place of a tree with another container, or under another key; ``item`` is its name in A."""
 
     item: str
     path: str
@@ -196,7 +196,7 @@ def _same_item(one: Trees, other: Trees, name: str, options: Options) -> bool | 
 def _differing_nodes(
     item: str, a: Node, b: Node, below: Collection[Path] | None
 ) -> list[NodeDifference]:
-    """Where two trees differ beside their leaves, in the order of A, on the way to the leaves ``below`` (None: everywhere)."""
+    """Where two trees differ beside their leaves, on the way to the leaves ``below`` (None: everywhere)."""
     nodes_a, nodes_b = (
         {format_path(path): text for path, text in _nodes_of(root, ())} for root in (a, b)
     )

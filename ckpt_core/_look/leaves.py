@@ -98,7 +98,7 @@ class Trees:
     def pieces(
         self, item: str, leaves: Sequence[Leaf], itemsizes: Sequence[int] = ()
     ) -> Generator[Array]:
-        """The values of leaves that are not text, in order: ``regions()`` of each in turn, of its item size or that given; close it, its threads read ahead."""
+        """The values of leaves, ``regions()`` of each in turn, of its item size or that given; close it, its threads read ahead."""
         saved, sizes = self._saved[item], itemsizes or [leaf.itemsize for leaf in leaves]
         sized = zip(leaves, sizes, strict=True)
         wants = [Want(leaf.place, [part]) for leaf, size in sized for part in leaf.regions(size)]
@@ -147,7 +147,7 @@ def leaf_statistics(
     only: str | Iterable[str] | None = None,
     options: Options | None = None,
 ) -> Iterator[LeafStatistics]:
-    """Numbers about each leaf of the trees in a checkpoint of any format; holds a few pieces of it at a time."""
+    """Numbers about each leaf of a checkpoint of any format, which is read in pieces."""
     only = read_again(only)
     trees = Trees(path, only, checked_options(options))
     check_found(only, trees)

@@ -164,7 +164,7 @@ class PairSums:
 
 
 def _blocks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
-    """Arrays of one shape, block by block, so that numbers of one byte do not take eight times their memory."""
+    """Arrays of one shape, block by block: as float64, bytes take eight times their memory."""
     flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
     for start in range(0, flat[0].size, _BLOCK):
         yield tuple(one[start : start + _BLOCK] for one in flat)
@@ -176,7 +176,7 @@ def _as_numbers(array: Array) -> Array:
 
 
 def _dot(a: Array, b: Array) -> Any:
-    """The sum of products, real part; where it leaves the range of floats, in the longest that the machine has."""
+    """The sum of products, real part; beyond the range of floats, in the longest that the machine has."""
     found = np.vdot(a, b).real
     if 1e-290 < abs(found) < math.inf or not (a.any() and b.any()):
         return found

@@ -32,7 +32,7 @@ class ConfigError(CheckpointError, ValueError):
 
 @dataclass(frozen=True)
 class Is:
-    """For ``Annotated``: the type of a value in words, and what else it must be; a TypeError is a no."""
+    """For ``Annotated``: a type in words, and what else a value must be; a TypeError is a no."""
 
     words: str
     test: Callable[[Any], bool] = lambda _: True
@@ -75,7 +75,7 @@ class Reader:
             raise ConfigError(self.file, *self.problems)
 
     def value(self, name: str, value: Any, hint: Any) -> Any:
-        """What the hint makes of a value; None, and a problem, if it does not fit. ``list[...]`` says only that an option may be swept."""
+        """What the hint makes of a value; None, and a problem, if it does not fit. No value fits ``list[...]``."""
         try:
             return self._made(name, value, hint)
         except TypeError:

@@ -1,4 +1,4 @@
-"""Where a benchmark runs: the facts of the machine; its disk, page cache and garbage collector, which earlier work must not disturb."""
+"""Where a benchmark runs: the facts of the machine; its disk, page cache and garbage collector at rest."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def warm_free_memory(directory: Path, size_bytes: int) -> None:
 
 
 def drop_page_cache(path: Path) -> None:
-    """Asks the kernel to drop these files from the page cache, so that the next read comes from the disk; ``Skipped`` if it cannot."""
+    """Drops files from the page cache, so that the next read comes from the disk; ``Skipped`` if the system cannot."""
     if not hasattr(os, "posix_fadvise"):
         raise Skipped("the page cache cannot be dropped on this system")
     os.sync()  # dirty pages cannot be dropped

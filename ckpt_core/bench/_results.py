@@ -1,4 +1,4 @@
-"""The results of a suite: plain dataclasses with their statistics, and results.jsonl, the file that holds them."""
+"""The results of a suite, their statistics, and results.jsonl, the file that holds them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILE = "results.jsonl"
 
 @dataclass(frozen=True)
 class Summary:
-    """The statistics of one metric; ``ci95`` is half the width of the 95 % confidence interval of the mean, None for one value."""
+    """The statistics of one metric; ``ci95`` is half the 95 % confidence interval of the mean, None for one value."""
 
     n: int
     min: float
@@ -113,7 +113,7 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """A whole run of a suite; ``interrupted``: Ctrl-C or a kill ended it, and the result holds the runs that had ended."""
+    """A run of a suite; if it was ``interrupted``, by Ctrl-C or a kill, with what had ended."""
 
     suite_name: str
     environment: Mapping[str, Any]
@@ -149,7 +149,7 @@ def merged(hosts: Sequence[Values]) -> dict[str, dict[str, list[float]]]:
 
 
 class JsonLines:
-    """Writes a line for the environment, one for each run when it ends, so that a later crash does not lose it, and one for each case."""
+    """Writes a line for the environment, one for each run when it ends, and one for each case."""
 
     def __init__(self, output: Path, suite_name: str, environment: Mapping[str, Any]) -> None:
         output.mkdir(parents=True, exist_ok=True)

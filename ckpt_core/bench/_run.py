@@ -144,7 +144,7 @@ def _expand(suite: SuiteConfig) -> tuple[_Case, ...]:
 def _axes(
     reader: Reader, config: BenchmarkConfig
 ) -> tuple[type[BenchmarksGenerator], dict[str, list[Any]]] | None:
-    """The generator, and option -> its values, in the order of the fields; checks them against their types."""
+    """The generator, and the values of each option, checked against their types."""
     generator = _import_generator(reader, config)
     if generator is None:
         return None

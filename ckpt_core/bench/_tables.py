@@ -1,4 +1,4 @@
-"""The results of a run, alone and beside an earlier one, as Markdown, and as event files of TensorBoard."""
+"""The results of a run, also beside an earlier one, as Markdown; and as event files of TensorBoard."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _differ(one: Sequence[float], other: Sequence[float]) -> bool:
 def markdown_table(
     names: Sequence[str], rows: Sequence[Sequence[Any]], words: Iterable[str] = ()
 ) -> str:
-    """A table in Markdown; columns in ``words`` are aligned to the left, the others to the right, if there are any."""
+    """A table in Markdown; columns in ``words``, or all if there are none, are aligned to the left."""
     columns = [[str(cell) for cell in column] for column in zip(names, *rows, strict=True)]
     padded: list[list[str]] = []
     for name, cells in zip(names, columns, strict=True):

@@ -52,7 +52,7 @@ def _data_of(context: bench.TestContext) -> Any:
 def _measure_load(
     metrics: bench.Metrics, context: bench.TestContext, path: Path, load: Callable[[], Any]
 ) -> Any:
-    """Measures a load of ``path``, and the throughput by the bytes of what it loaded; returns that."""
+    """What ``load`` gives; measures it, and the throughput by its bytes."""
     if context.options.page_cache == "cold":
         drop_page_cache(path)
     with bench.settle(), metrics.measure("load"):

@@ -1,4 +1,4 @@
-"""``ckpt bench``: its commands; they import what they need when they run, for ``_prepare_process`` must come before jax."""
+"""``ckpt bench``: its commands import what they need when they run, for ``_prepare_process`` comes before jax."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def bench_markdown(
 
 
 def _run_processes(count: int) -> int:
-    """Runs this command in ``count`` local processes of one jax.distributed run; returns the first exit code that is not 0."""
+    """Runs this command in local processes of one jax.distributed run; returns the first exit code that is not 0."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

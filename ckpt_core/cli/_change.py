@@ -1,4 +1,4 @@
-"""``ckpt cp``, ``rm``, ``save-now`` and ``gc``, which change a directory of steps; and what runs have in a fast directory of this host."""
+"""``ckpt cp``, ``rm``, ``save-now`` and ``gc``; and what runs have in a fast directory of this host."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _copy_run_metadata(source: str, target: str) -> None:
 
 
 def remove(paths: Sequence[str], *, steps: list[int], prefix: str | None, yes: bool) -> int:
-    """Deletes checkpoints, or with ``steps`` steps of one directory; asks before, unless ``yes``, and deletes nothing if one is no checkpoint."""
+    """Deletes checkpoints, or ``steps`` of one directory; asks before, unless ``yes``, and deletes nothing if one is none."""
     if steps:
         if len(paths) != 1:
             raise CheckpointError("--step takes its steps from one directory of steps")
@@ -142,7 +142,7 @@ def remove(paths: Sequence[str], *, steps: list[int], prefix: str | None, yes: b
 
 
 def _directories(run: Steps, steps: Sequence[int]) -> list[str]:
-    """The directories of steps: of each the one that counts, and others of its series, such as ``000005`` beside ``5``."""
+    """The directories of steps: the one that counts, and others of its series, such as ``000005`` beside ``5``."""
     listing = run.look()
     found: list[str] = []
     for step in dict.fromkeys(steps):
@@ -213,7 +213,7 @@ def agreed(what: str) -> bool:
 
 
 def save_now(directory: str, *, wait_secs: float, as_json: bool) -> int:
-    """Asks the job that saves in a directory for its next step, and waits for it; returns 1 if that takes longer."""
+    """Asks the job that saves there for its next step, and waits for it; returns 1 if that takes longer."""
     path, local = resolve(directory)
     refuse_no_directory(path, local)
     backend, deadline = backend_of(local), time.monotonic() + wait_secs
@@ -238,7 +238,7 @@ def save_now(directory: str, *, wait_secs: float, as_json: bool) -> int:
 
 
 def collect_garbage(directory: str, *, dry_run: bool, as_json: bool) -> int:
-    """Deletes what dead writers left, and finishes what they had committed or begun to delete; or only prints the names."""
+    """Deletes what dead writers left, and finishes what they had begun; or only prints the names."""
     text, local = resolve(directory)
     refuse_no_directory(text, local)
     names = backend_of(local).clean(text, only_look=dry_run)
@@ -275,7 +275,7 @@ def copy_checkpoint(source: str | os.PathLike[str], target: str | os.PathLike[st
 
 
 def same_save(one: str, other: str) -> bool:
-    """Whether two checkpoints come from one save, each whole as far as its record says; raises what ``load`` does if there is none."""
+    """Whether two checkpoints come from one save, as their records say; raises what ``load`` does if there is none."""
     both = [open_checkpoint(path) for path in (one, other)]
     known = all(isinstance(opened, NativeCheckpoint) for opened in both)
     return known and both[0].attempt == both[1].attempt

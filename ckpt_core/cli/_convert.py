@@ -1,4 +1,4 @@
-"""``ckpt export``, ``import`` and ``report``, which write files; they import what reads and writes arrays when they run."""
+"""``ckpt export``, ``import`` and ``report``; they import what reads and writes arrays when they run."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from ckpt_core.cli._steps import steps_in, strays_as_text
 
 
 def doctor(directory: str, *, devices: bool, mib: int, step_bytes: int, as_json: bool) -> int:
-    """Prints what was measured and found, and how many steps of ``step_bytes`` fit; returns 1 if there is a problem."""
+    """Prints what was measured and found, and how many steps fit; returns 1 if there is a problem."""
     text, local = resolve(directory)
     versions = _doctor.installed()
     place, findings = _place(text, local, mib * MIB, step_bytes)

@@ -92,7 +92,7 @@ def show(path: str, *, all_leaves: bool, as_json: bool) -> int:
 
 
 def _anatomy(path: str) -> list[dict[str, Any]]:
-    """The files of a directory and what they are for, those of one purpose in one folder together, in the order of paths."""
+    """The files of a directory and their purposes; those of one purpose in one folder are together."""
     sizes: dict[tuple[str, str], list[int]] = {}
     for name, count in sorted(PosixBackend().files(path).items()):
         directory, _, _ = name.rpartition("/")
@@ -156,7 +156,7 @@ def _cells(leaf: LeafInfo) -> list[str]:
 
 
 def verify(path: str, *, as_json: bool) -> int:
-    """Prints the problems of a checkpoint, or of each step of a run; returns 1 if there are any, or nothing can be checked."""
+    """Prints the problems of a checkpoint, or of a run's steps; returns 1 if there are any, or nothing can be checked."""
     tell = _say_nothing if as_json else say
     if not is_run(path):
         found = _checked(path, tell)

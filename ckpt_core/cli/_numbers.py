@@ -105,7 +105,7 @@ def _row(leaf: LeafDifference) -> Row:
 
 
 def _print_rows(what: str, columns: Sequence[str], rows: Sequence[Row], out: Console) -> None:
-    """The rows as one table; on a narrow console some lines for each, with the names of its numbers."""
+    """The rows as a table; on a narrow console some lines for each, which name its numbers."""
     if out.width < _WIDE_COLUMNS:
         for name, kind, numbers in rows:
             pairs = zip(columns, numbers, strict=True)

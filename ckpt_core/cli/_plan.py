@@ -105,7 +105,7 @@ class _Tier(NamedTuple):
 
 
 def _intervals(tiers: list[_Tier], step_secs: float) -> Iterator[list[dict[str, Any]]]:
-    """What is lost by whole numbers of steps beside Young's optimum, if the second of two tiers takes every n-th save."""
+    """What is lost near Young's optimum, if the second of two tiers takes every n-th save."""
     # n in steps of 5 %: between two of them the loss changes by less than a thousandth
     for n in sorted({round(1.05**power) for power in range(190)}) if len(tiers) > 1 else [1]:
         pairs = list(zip(tiers, (1, n), strict=False))

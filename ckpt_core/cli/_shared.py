@@ -1,4 +1,4 @@
-"""Arguments that several commands have, and their output: sizes and times for people, JSON for programs."""
+"""Arguments that several commands have, and their output: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def console() -> Console:
 
 
 def one_line(text: str) -> str:
-    """Text with control characters and line breaks spelled out: a name in a file must not steer the terminal, nor begin a line."""
+    """Text with control characters spelled out: a name in a file must not steer the terminal, nor begin a line."""
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
@@ -58,7 +58,7 @@ def table(title: str, names: Sequence[str], rows: Sequence[Sequence[str | Text]]
 
 @contextlib.contextmanager
 def progress(text: str) -> Generator[Callable[[str], None]]:
-    """A function that shows how far something is, in place of the text before, if there is a terminal."""
+    """A function that shows a text in place of the one before, if there is a terminal."""
     with Console(stderr=True).status(escape(text)) as status:
         yield lambda line: status.update(escape(line))
 

@@ -130,7 +130,7 @@ def _state(row: Mapping[str, Any]) -> str:
 
 
 def strays_as_text(strays: Mapping[int, int]) -> Iterator[str]:
-    """A sentence for the steps of another history than that of the ones before them; see ``history.strays``."""
+    """A sentence for steps of another history than the ones before them; see ``history.strays``."""
     for parent in dict.fromkeys(strays.values()):
         steps = [step for step in strays if strays[step] == parent]
         verb = "continues" if len(steps) == 1 else "continue"
@@ -143,7 +143,7 @@ def of_steps(steps: Sequence[int]) -> str:
 
 
 def retire(run: Steps, steps: Sequence[int]) -> str:
-    """Moves steps of a run to ``retired``, in a bucket deletes them, all or none; says so. CheckpointError beside a writer that lives."""
+    """Moves steps to ``retired``, in a bucket deletes them, all or none; CheckpointError beside a writer that lives."""
     directory = open_run_directory(run.directory, run.names, Options(), False)
     if directory.local and is_locked(f"{directory.path}/{OWNER_FILE}"):
         raise CheckpointError(f"{directory.path}: a run is writing there: nothing of it is retired")
@@ -212,7 +212,7 @@ def files_of(path: str) -> Inodes:
 
 
 def _hint(directory: str) -> str:
-    """What to call instead for a directory without steps: it is a checkpoint, or some are in the nearest one below it."""
+    """What to call for a directory without steps: it is a checkpoint, or some are in one below it."""
     with contextlib.suppress(CheckpointError, OSError):
         inspect(directory)
         return f"; it is a checkpoint itself: ckpt show {directory}"

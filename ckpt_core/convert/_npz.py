@@ -25,7 +25,7 @@ _FORMAT = Format(
 
 
 def opened(path: str, stack: contextlib.ExitStack) -> tuple[Any, Any]:
-    """The arrays of a file, by name; each is checked against the archive's checksum as it is read."""
+    """The arrays of a file, by name; reading one checks the archive's checksum."""
     tree: dict[str, Slot] = {}
     with parsing(path):
         archive: Any = stack.enter_context(np.load(path, allow_pickle=False))

@@ -89,7 +89,7 @@ def _keras(path: str, stack: contextlib.ExitStack) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def _reading(where: str) -> Generator[None]:
-    """What h5py says of bytes is damage, but not what the system refused to it, of which it tells in several classes."""
+    """What h5py says of bytes is damage, but not what the system refused, which it reports in several classes."""
     with parsing(where):
         try:
             yield

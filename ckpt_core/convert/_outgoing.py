@@ -1,4 +1,4 @@
-"""What all exports have in common, which tensors a checkpoint gives, one after the other; and the export as safetensors."""
+"""What all exports have in common, the tensors of a checkpoint one by one; and the export as safetensors."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def refuse_existing(path: str) -> None:
 
 
 def local(target: PathLike) -> str:
-    """The absolute path of a target on a disk, outside of checkpoints and runs: a file in one would not be what was saved."""
+    """The absolute path of a target on a disk, outside of checkpoints and runs, which a file would change."""
     where, on_disk = resolve(target)
     if not on_disk:
         raise CheckpointError(f"{where}: an export is written to a disk: copy it from there")

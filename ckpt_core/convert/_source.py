@@ -1,4 +1,4 @@
-"""What a file of another format holds: a tree, in which a ``Slot`` stands for each array until it is asked for."""
+"""What a file of another format holds: a tree with a ``Slot`` for each array, until it is read."""
 
 from __future__ import annotations
 

@@ -251,7 +251,7 @@ class Report:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """The report as plain values, for the page and for ``--json``; the table's keys are beside the others."""
+    """The report as plain values; the table's keys are beside the others."""
     facts = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in vars(report).items()
@@ -276,7 +276,7 @@ def columns_of(step: int | None, rows: Mapping[int, LeafStatistics]) -> dict[str
 
 
 def _bars(octaves: Sequence[tuple[int, int, int]]) -> list[Any]:
-    """Where the bars begin, how many octaves each has, and pairs of counts: 24 bars at most, as a page has room for."""
+    """Where the bars begin, how many octaves each has, and pairs of counts, of 24 bars at most."""
     if not octaves:
         return []
     width = -(-len(octaves) // _MOST_BARS)

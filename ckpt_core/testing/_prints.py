@@ -59,7 +59,7 @@ def leaves_only(prints: Prints) -> Prints:
 
 
 def first_difference(expected: Prints, actual: Prints) -> str | None:
-    """A sentence for the first path at which the two differ, with the number of the others; None if there is none."""
+    """A sentence for the first path at which the two differ, and how many there are; None if there is none."""
     # Leaves first: a leaf that differs says more than its container.
     paths = sorted(expected | actual, key=lambda path: path.endswith(_CONTAINER))
     nothing = Print("nothing")

@@ -1,4 +1,4 @@
-"""Helpers of the suite: shard and donate arrays, make targets that do not fit, damage files, call functions in new processes."""
+"""Helpers of the suite: sharded and donated arrays, targets that do not fit, damaged files, new processes."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def abstract(tree: Any) -> Any:
 
 @contextmanager
 def writers_held_back() -> Generator[None]:
-    """Saves that begin inside the block write nothing before its end: else a small object is on the disk before a step changes it."""
+    """Saves inside the block write nothing before its end: else an object may be on the disk before a step changes it."""
     go = threading.Event()
     run = threading.Thread.run
 

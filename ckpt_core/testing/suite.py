@@ -45,7 +45,7 @@ Step = Callable[[Any], Any]
 
 
 class _Suite:
-    """The tests that apply to both kinds of objects; what a step and a restore return is as for pytrees."""
+    """The tests of both kinds of objects; a step and a restore return what they do for pytrees."""
 
     @pytest.fixture
     def make(self) -> Make:
