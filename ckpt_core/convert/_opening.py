@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
-import re
 import tempfile
 import zipfile
 from collections.abc import Generator, Iterator, Sequence
@@ -64,8 +62,7 @@ def _read(slot: Slot) -> Array:
 
 _WEIGHTS = "model.weights.h5"
 _SHARDS = ".weights.json"
-_SYSTEM_ERROR = re.compile(r"errno = (\d+), error message")
-"""In an error of h5py for what the system did not let it read."""
+_HDF5 = b"\x89HDF\r\n\x1a\n"
 
 
 def _keras(path: str, stack: contextlib.ExitStack) -> tuple[Any, Any]:
@@ -82,25 +79,12 @@ def _keras(path: str, stack: contextlib.ExitStack) -> tuple[Any, Any]:
             files = {archive.extract(_WEIGHTS, folder): path}
     tree: dict[str, Any] = {}
     for file, where in files.items():
-        with _reading(where):
+        with open(file, "rb") as stream:
+            if stream.read(len(_HDF5)) != _HDF5:
+                raise CheckpointCorrupt(f"{where}: damaged, or no HDF5", file=where)
+        with parsing(where):
             _add(tree, stack.enter_context(h5py.File(file, "r")), where, "")
     return tree, metadata
-
-
-@contextlib.contextmanager
-def _reading(where: str) -> Generator[None]:
-    """What h5py says of bytes is damage, but not what the system refused, which it reports in several classes."""
-    with parsing(where):
-        try:
-            yield
-        except (OSError, KeyError, RuntimeError) as error:
-            found = _SYSTEM_ERROR.search(str(error))
-            number = int(found[1]) if found else 0
-            if number not in (0, errno.EINVAL):  # damage leads to a position that no file has
-                raise OSError(number, os.strerror(number), where) from error
-            if "signature not found" in str(error):
-                raise CheckpointCorrupt(f"{where}: damaged, or no HDF5", file=where) from error
-            raise
 
 
 def _shards(path: str) -> list[str]:
@@ -163,7 +147,7 @@ def _read_dataset(slot: Slot) -> Array:
     dataset, where = slot.place
     found = np.empty(slot.spec.stored_shape, slot.spec.numpy_dtype)
     if found.size:
-        with _reading(where):
+        with parsing(where):
             dataset.read_direct(found.view(dataset.dtype) if dataset.dtype.kind == "V" else found)
     return found
 
@@ -177,7 +161,6 @@ _READERS = {
 }
 """What opens a file of a format that ``load`` does not take, until a stack ends: gives its tree, and metadata."""
 FORMATS = ("safetensors", *_READERS, "orbax")
-_HDF5 = b"\x89HDF\r\n\x1a\n"
 _NPY = b"\x93NUMPY"
 
 
