@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import itertools
 import json
+import operator
 import time
 import traceback
 import typing
@@ -77,13 +78,8 @@ def run_suite(
     """
     import jax
 
-    cases = [
-        case
-        for case in _expand(suite)
-        if fnmatch.filter(
-            [case.result.label, case.result.group, case.result.name], settings.only or "*"
-        )
-    ]
+    names = operator.attrgetter("result.label", "result.group", "result.name")
+    cases = [case for case in _expand(suite) if fnmatch.filter(names(case), settings.only or "*")]
     if not cases:
         raise ConfigError(suite.file, f"no case matches {settings.only!r}")
     output = settings.output.absolute()

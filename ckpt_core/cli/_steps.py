@@ -114,15 +114,8 @@ def _cells(row: Mapping[str, Any]) -> list[str | Text]:
         return [str(row["step"]), "", "", on_disk, problem, "", ""]
     items = ", ".join(name or "(a bare tree)" for name in row["items"])
     saved, arrays = time_of(row["created_unix_secs"]), size(row["array_bytes"])
-    return [
-        str(row["step"]),
-        saved,
-        arrays,
-        on_disk,
-        items,
-        pairs(row["metrics"]),
-        row["written_by"],
-    ]
+    metrics, writer = pairs(row["metrics"]), row["written_by"]
+    return [str(row["step"]), saved, arrays, on_disk, items, metrics, writer]
 
 
 def _state(row: Mapping[str, Any]) -> str:
