@@ -38,23 +38,21 @@ class Leaf(NamedTuple):
     type: int
 
 
-Ranges = tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
 class Table:
     """The position of each distinct item, type, leaf, sharding (as JSON) and structure of some steps."""
 
-    _items: dict[str, int] = field(default_factory=dict[str, int])
-    _types: dict[tuple[Any, ...], int] = field(default_factory=dict[tuple[Any, ...], int])
-    _leaves: dict[Leaf, int] = field(default_factory=dict[Leaf, int])
-    _shardings: dict[str, int] = field(default_factory=dict[str, int])
-    _structures: dict[Ranges, int] = field(default_factory=dict[Ranges, int])
+    def __init__(self) -> None:
+        kinds = ("items", "types", "leaves", "shardings", "structures")
+        self._known: dict[str, dict[Any, int]] = {kind: {} for kind in kinds}
+
+    def _position(self, kind: str, value: Any) -> int:
+        """The position of a value, which is added if it is new."""
+        return self._known[kind].setdefault(value, len(self._known[kind]))
 
     @property
     def leaves(self) -> list[Leaf]:
         """All leaves, by their numbers."""
-        return list(self._leaves)
+        return list(self._known["leaves"])
 
     def add(self, items: Mapping[str, ItemInfo]) -> int:
         """Takes in the leaves of a step; returns the position of their structure."""
@@ -63,40 +61,33 @@ class Table:
             for number in (self._leaf(name, leaf) for leaf in item.leaves):
                 first = ranges.pop()[0] if ranges and ranges[-1][1] == number else number
                 ranges.append((first, number + 1))  # 0, 1, 2, 7, 8 are (0, 3), (7, 9)
-        return _position(self._structures, tuple(ranges))
+        return self._position("structures", tuple(ranges))
 
     def _leaf(self, item: str, leaf: Any) -> int:
         sharding = None
         if leaf.sharding:
             key = json.dumps(leaf.sharding, sort_keys=True, default=str)
-            sharding = _position(self._shardings, key)
+            sharding = self._position("shardings", key)
         described = (leaf.kind, leaf.dtype, tuple(leaf.shape), leaf.bytes, sharding)
-        places = _position(self._items, item), leaf.path, _position(self._types, described)
-        return _position(self._leaves, Leaf(*places))
+        places = self._position("items", item), leaf.path, self._position("types", described)
+        return self._position("leaves", Leaf(*places))
 
     def numbers_in(self, structure: int | None) -> Iterator[tuple[tuple[str, str], int]]:
         """Item and path, and number, of each leaf of a structure."""
-        leaves, items = self.leaves, list(self._items)
-        for first, end in list(self._structures)[structure] if structure is not None else ():
+        leaves, items = self.leaves, list(self._known["items"])
+        ranges = () if structure is None else list(self._known["structures"])[structure]
+        for first, end in ranges:
             for number in range(first, end):
                 yield (items[leaves[number].item], leaves[number].path), number
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain values: positions are those in lists, and leaves are columns."""
+        leaves = self.leaves
         return {
-            "items": list(self._items),
-            "types": list(self._types),
-            "leaves": {
-                name: [getattr(leaf, name) for leaf in self._leaves] for name in Leaf._fields
-            },
-            "shardings": [drawing_of(json.loads(text)) for text in self._shardings],
-            "structures": list(self._structures),
+            **{kind: list(known) for kind, known in self._known.items()},
+            "leaves": {name: [getattr(leaf, name) for leaf in leaves] for name in Leaf._fields},
+            "shardings": [drawing_of(json.loads(text)) for text in self._known["shardings"]],
         }
-
-
-def _position(among: dict[Any, int], value: Any) -> int:
-    """The position of a value, which is added if it is new."""
-    return among.setdefault(value, len(among))
 
 
 def drawing_of(sharding: Mapping[str, Any]) -> dict[str, Any]:
