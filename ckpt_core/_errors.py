@@ -128,15 +128,10 @@ class StructureMismatch(CheckpointError, ValueError):
         self, mismatches: Iterable[Mismatch], *, where: str = "", advice: str = ""
     ) -> None:
         self.mismatches = tuple(mismatches)
-        count = len(self.mismatches)
-        place = f" in {where}" if where else ""
-        lines = [
-            f"{count} mismatch{'es' if count != 1 else ''} between checkpoint and target{place}:"
-        ]
-        lines += [f"  {mismatch}" for mismatch in self.mismatches]
-        if advice:
-            lines.append(advice)
-        super().__init__("\n".join(lines))
+        count, place = len(self.mismatches), f" in {where}" if where else ""
+        head = f"{count} mismatch{'es' * (count != 1)} between checkpoint and target{place}:"
+        lines = [head, *(f"  {mismatch}" for mismatch in self.mismatches), advice]
+        super().__init__("\n".join(filter(None, lines)))
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild_mismatch, (self.mismatches, str(self)))

@@ -56,9 +56,7 @@ class Run:
     kind: str  # counted; or warm-up or traced, which the statistics leave out
     repeat: int
     started_unix_secs: float
-    values: Values = field(
-        default_factory=dict[str, dict[str, list[float]]]
-    )  # of all processes, see merged
+    values: Values = field(default_factory=dict[str, dict[str, list[float]]])  # of all processes
     hosts: tuple[Values, ...] = ()  # the values of each process
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
     error: str | None = None  # the exception in one line
@@ -149,10 +147,9 @@ def merged(hosts: Sequence[Values]) -> dict[str, dict[str, list[float]]]:
 
 
 class JsonLines:
-    """Writes a line for the environment, one for each run when it ends, and one for each case."""
+    """Writes into a directory that exists a line for the environment, one for each run when it ends, and one for each case."""
 
     def __init__(self, output: Path, suite_name: str, environment: Mapping[str, Any]) -> None:
-        output.mkdir(parents=True, exist_ok=True)
         self.path = output / FILE
         self.path.write_text("", encoding="utf-8")
         self._write("environment", {"suite_name": suite_name, **environment})
