@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
 FAILED, SLOWER, INTERRUPTED = 1, 3, 130
 
-# Settings for a malloc that keeps freed memory. A virtual machine that returns memory to its host
-# needs up to 10 us for every page that it touches again, which would be most of the measured time.
-# libc reads them when a process starts, so the process restarts itself.
+# A malloc that keeps freed memory: some virtual machines need 10 us for each page that is touched again.
+# libc reads these settings when a process starts, so the process restarts itself.
 _STEADY_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_ARENA_MAX": "1"}
 _GRACE_SECS = 30.0
 
