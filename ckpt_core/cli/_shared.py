@@ -59,7 +59,8 @@ def table(title: str, names: Sequence[str], rows: Sequence[Sequence[str | Text]]
 @contextlib.contextmanager
 def progress(text: str) -> Generator[Callable[[str], None]]:
     """A function that shows a text in place of the one before, if there is a terminal."""
-    with Console(stderr=True).status(escape(text)) as status:
+    errors = Console(stderr=True, force_terminal=sys.stderr.isatty())
+    with errors.status(escape(text)) as status:
         yield lambda line: status.update(escape(line))
 
 
