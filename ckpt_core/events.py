@@ -42,10 +42,9 @@ class EventFile:
         event.summary.value.add(tag=tag, simple_value=value)
         self._writer.add_event(event)
 
-    def summary(self, summary: Any, step: int = 0) -> None:
+    def summary(self, summary: Any) -> None:
         """Adds what a plugin of TensorBoard has made."""
-        event = self._protos.Event(wall_time=time.time(), step=step, summary=summary)
-        self._writer.add_event(event)
+        self._writer.add_event(self._protos.Event(wall_time=time.time(), summary=summary))
 
     def flush(self) -> None:
         """Blocks until all that was added is written."""

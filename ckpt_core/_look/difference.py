@@ -14,7 +14,6 @@ from typing import Any
 from ckpt_core._load import load
 from ckpt_core._look.leaves import Leaf, Trees, check_found
 from ckpt_core._look.numbers import PairSums
-from ckpt_core._options import Options, checked_options
 from ckpt_core._tree import Node, Path, format_path
 from ckpt_core._tree.patterns import read_again
 from ckpt_core._words import in_order
@@ -85,18 +84,13 @@ class Difference:
 
 
 def compare(
-    a: str | os.PathLike[str],
-    b: str | os.PathLike[str],
-    *,
-    only: str | Iterable[str] | None = None,
-    options: Options | None = None,
+    a: str | os.PathLike[str], b: str | os.PathLike[str], *, only: str | Iterable[str] | None = None
 ) -> Difference:
     """What differs between two checkpoints of any format. Items are matched by name, two single trees with each other; leaves by
     path with slashes for dots, unless two of one side had the same path then. ``only`` leaves out items that are not trees.
     """
-    chosen = checked_options(options)
     only = read_again(only)
-    one, other = Trees(a, only, chosen), Trees(b, only, chosen)
+    one, other = Trees(a, only), Trees(b, only)
     check_found(only, one, other)  # what one side alone has is a difference
     pairs = {name: name for name in one.items if name in other.items}
     if len(one.items) == len(other.items) == 1:
@@ -120,7 +114,7 @@ def compare(
         only_a += [name for name in one.others if name not in other.others]
         only_b += [name for name in other.others if name not in one.others]
         shared = [name for name in one.others if name in other.others]
-        others = {name: _same_item(one, other, name, chosen) for name in shared}
+        others = {name: _same_item(one, other, name) for name in shared}
     alone = sorted(only_a), sorted(only_b)
     same = one.metadata == other.metadata
     return Difference(one.path, other.path, *alone, leaves, others, same, structure)
@@ -179,14 +173,14 @@ def _described(leaf: Leaf) -> str:
     return f"{leaf.spec.dtype or leaf.spec.kind}{list(leaf.spec.shape)}"
 
 
-def _same_item(one: Trees, other: Trees, name: str, options: Options) -> bool | None:
+def _same_item(one: Trees, other: Trees, name: str) -> bool | None:
     """Whether an item that is no tree is the same on both sides; None if it cannot be compared."""
     form = one.others[name]
     if form != other.others[name]:
         return False
     if form not in ("json", "files"):
         return None
-    a, b = (load(trees.path, item=name, options=options) for trees in (one, other))
+    a, b = (load(trees.path, item=name) for trees in (one, other))
     if form == "json":  # as text: NaN is itself, and 1 is not true
         return json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
     names = sorted(a.names())

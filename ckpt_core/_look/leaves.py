@@ -16,7 +16,7 @@ from ckpt_core._errors import CheckpointNotFound
 from ckpt_core._layout.chunks import chunk_parts, chunk_shape
 from ckpt_core._layout.regions import Region, whole
 from ckpt_core._look.numbers import Sums
-from ckpt_core._options import MIB, Options, checked_options
+from ckpt_core._options import MIB, Options
 from ckpt_core._read import Want, read_leaves, with_specs
 from ckpt_core._saved import Checkpoint, NativeItem, OrbaxItem, SavedItem, open_checkpoint
 from ckpt_core._storage import new_context
@@ -61,12 +61,9 @@ class Leaf:
 class Trees:
     """The trees of one checkpoint: ``items`` has the leaves of each, ``others`` the form of each item that is none."""
 
-    def __init__(
-        self, path: str | os.PathLike[str], only: str | Iterable[str] | None, options: Options
-    ) -> None:
-        opened = open_checkpoint(path, options)
+    def __init__(self, path: str | os.PathLike[str], only: str | Iterable[str] | None) -> None:
+        opened = open_checkpoint(path)
         self._opened: Checkpoint = opened
-        self._options = options
         self._context = new_context()
         self.path, self.metadata = opened.path, opened.metadata
         self.items: dict[str, list[Leaf]] = {}
@@ -103,7 +100,7 @@ class Trees:
         sized = zip(leaves, sizes, strict=True)
         wants = [Want(leaf.place, [part]) for leaf, size in sized for part in leaf.regions(size)]
         with self._opened.held():
-            read = read_leaves(self._opened, saved, wants, self._options, self._context)
+            read = read_leaves(self._opened, saved, wants, Options(), self._context)
             with contextlib.closing(read):
                 for want, parts in read:
                     (array,) = parts.values()
@@ -142,14 +139,11 @@ class LeafStatistics:
 
 
 def leaf_statistics(
-    path: str | os.PathLike[str],
-    *,
-    only: str | Iterable[str] | None = None,
-    options: Options | None = None,
+    path: str | os.PathLike[str], *, only: str | Iterable[str] | None = None
 ) -> Iterator[LeafStatistics]:
     """Numbers about each leaf of a checkpoint of any format, which is read in pieces."""
     only = read_again(only)
-    trees = Trees(path, only, checked_options(options))
+    trees = Trees(path, only)
     check_found(only, trees)
     names = [one.name for one in fields(LeafStatistics)][5:]
     for item, leaves in trees.items.items():
