@@ -105,8 +105,15 @@ def of_disk(disk: Disk, step_bytes: int) -> Iterator[Finding]:
     if WINDOWS:
         text = "on Windows, checkpoints in directories are read, and saved to object stores only (s3://, gs://)"
         yield _note("disk", text)
-        yield from _of_clock(disk.clock_ahead_secs)
-        return
+    else:
+        yield from _of_posix(disk, step_bytes)
+    if abs(ahead_secs := disk.clock_ahead_secs) > _CLOCK_SECS:
+        where = f"{abs(ahead_secs):.0f} s {'ahead of' if ahead_secs > 0 else 'behind'}"
+        text = "the age of other machines' unfinished saves is misjudged by that; synchronize them (NTP)"
+        yield _problem("clock", f"the file system's clock is {where} this machine's: {text}")
+
+
+def _of_posix(disk: Disk, step_bytes: int) -> Iterator[Finding]:
     if disk.free_bytes is not None and disk.free_bytes < step_bytes:
         yield _problem("disk", f"{size(disk.free_bytes)} are free: saves will fail")
     if disk.free_inodes is not None and disk.free_inodes < _LOW_INODES:
@@ -128,7 +135,6 @@ def of_disk(disk: Disk, step_bytes: int) -> Iterator[Finding]:
     if not disk.locks:
         text = "a second lock of one file is granted: nothing here keeps two writers apart, or a deletion from a reader"
         yield _problem("locks", f"{text}. Let one job write to one directory")
-    yield from _of_clock(disk.clock_ahead_secs)
 
 
 def _of_kind(disk: Disk) -> str:
@@ -148,15 +154,6 @@ def _of_kind(disk: Disk) -> str:
         "the kind of the file system is not known here: files are read instead of memory-mapped, and a bucket "
         "that is mounted as a directory may be taken for a disk; use its URL (gs:// or s3://)"
     )
-
-
-def _of_clock(ahead_secs: float) -> Iterator[Finding]:
-    if abs(ahead_secs) > _CLOCK_SECS:
-        where = (
-            f"{abs(ahead_secs):.0f} s {'ahead of' if ahead_secs > 0 else 'behind'} this machine's"
-        )
-        why = "the age of other machines' unfinished saves is misjudged by that; synchronize them (NTP)"
-        yield _problem("clock", f"the file system's clock is {where}: {why}")
 
 
 def of_store(store: Store) -> Iterator[Finding]:
