@@ -202,8 +202,7 @@ class _Suite:
         self._save()
         target = self._make(1)
         before = _tools.placement_of(target)
-        restored = self._restored(target)
-        _tools.require_placement(before, _tools.placement_of(restored))
+        _tools.require_placement(before, self._restored(target))
 
     def test_shardings_are_kept(self, shard: Callable[[Any], Any]) -> None:
         if len(jax.devices()) < 2:
@@ -218,7 +217,7 @@ class _Suite:
         if all(len(sharding.device_set) < 2 for sharding, _ in before.values()):
             pytest.fail("shard(object) left every array on one device")
         restored = self._restored(target)
-        _tools.require_placement(before, _tools.placement_of(restored))
+        _tools.require_placement(before, restored)
         require_same(expected, prints_of(restored), "what came back, sharded,")
         save(self._folder / "sharded", subject=restored)
         again = self._restored(self._make(1), self._folder / "sharded")
