@@ -86,8 +86,8 @@ class Difference:
 def compare(
     a: str | os.PathLike[str], b: str | os.PathLike[str], *, only: str | Iterable[str] | None = None
 ) -> Difference:
-    """What differs between two checkpoints of any format. Items are matched by name, two single trees with each other; leaves by
-    path with slashes for dots, unless two of one side had the same path then. ``only`` leaves out items that are not trees.
+    """What differs between two checkpoints of any format. Items are matched by name, or if each side has one tree; leaves by path
+    with slashes for dots, if that is unique. ``only`` leaves out items that are not trees.
     """
     only = read_again(only)
     one, other = Trees(a, only), Trees(b, only)

@@ -125,13 +125,13 @@ class _Folder:
     def __init__(self, path: str) -> None:
         self._path = path
         self._metadata = library(f"{_PACKAGE}.metadata", path)
-        index = os.path.join(path, INDEX)
-        with open(index, "rb") as stream, parsing(index):
+        self._file = os.path.join(path, INDEX)
+        with open(self._file, "rb") as stream, parsing(self._file):
             self._index: Any = _Index(stream).load()
 
     def tree(self) -> Any:
         """What was saved, with a ``Slot`` for each tensor."""
-        with parsing(os.path.join(self._path, INDEX)):
+        with parsing(self._file):
             stored = self._index.state_dict_metadata
             levels = {name: (name,) for name in stored} | (self._index.planner_data or {})
             leaves = {name: self._leaf(name, one) for name, one in stored.items()}
@@ -152,11 +152,9 @@ class _Folder:
         """A part of a tensor, or (None) a value that is no tensor."""
         where = f"{self._path}: {name}"
         info = self._index.storage_data[self._metadata.MetadataIndex(name, offset)]
-        if getattr(info, "transform_descriptors", None):
-            raise UnsupportedLeaf(
-                f"{where} is stored under {info.transform_descriptors}: save it without extensions",
-                leaf=where,
-            )
+        if extensions := getattr(info, "transform_descriptors", None):
+            text = f"{where} is stored under {extensions}: save it without extensions"
+            raise UnsupportedLeaf(text, leaf=where)
         file = os.path.join(self._path, info.relative_path)
         if kind_at(file) != "file":
             raise CheckpointCorrupt(f"{where}: {file} is missing", file=file)
@@ -167,7 +165,7 @@ class _Folder:
     def _read(self, slot: Slot) -> Array:
         name, parts = slot.place
         found = np.empty(slot.spec.shape, dtype_from_name(slot.spec.dtype))
-        with parsing(os.path.join(self._path, INDEX)):
+        with parsing(self._file):
             for part in parts:
                 ends = zip(part.offsets, part.sizes, strict=True)
                 place = tuple(slice(begin, begin + size) for begin, size in ends)

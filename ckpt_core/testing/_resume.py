@@ -333,9 +333,8 @@ def run_apart(
                 os.killpg(process.pid, signal.SIGKILL)
             process.kill()
             process.join()
-            raise TimeoutError(
-                f"{name} was not done after {timeout_secs:g} s in a process of its own"
-            )
+            text = f"{name} was not done after {timeout_secs:g} s in a process of its own"
+            raise TimeoutError(text)
         entries: list[dict[str, Any]] = list(map(json.loads, log.read_text().splitlines()))
     if entries and "error" in entries[-1]:
         raise RuntimeError(f"{name} failed in a process of its own:\n{entries[-1]['error']}")
