@@ -178,8 +178,5 @@ def _prepare_process(suite: SuiteConfig, hlo_output: Path | None) -> None:
 
 
 def _code(result: SuiteResult, worse: int) -> int:
-    if result.interrupted:
-        return INTERRUPTED
-    if result.failed or all(case.skipped for case in result.cases):
-        return FAILED
-    return SLOWER if worse else 0
+    failed = result.failed or all(case.skipped for case in result.cases)
+    return INTERRUPTED if result.interrupted else FAILED if failed else SLOWER if worse else 0

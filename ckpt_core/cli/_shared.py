@@ -98,10 +98,10 @@ Mib = Annotated[int, typer.Option("--mib", min=1, help="Write and read so much."
 def bytes_of(given: str | int) -> int:
     """``16GB`` is 16,000,000,000 and ``1.5GiB`` 1,610,612,736; a plain number is bytes."""
     text = str(given)
-    found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgtp]?)(i?)(?:b(?:/s)?)?\s*", text.lower())
+    form = r"\s*([0-9.]+(?:e[0-9]+)?)\s*(?:([kmgtp])(i?))?(?:b(?:/s)?)?\s*"
     number = math.nan
-    if found is not None and (found[2] or not found[3]):
-        power = "kmgtp".index(found[2]) + 1 if found[2] else 0
+    if found := re.fullmatch(form, text.lower()):
+        power = "-kmgtp".index(found[2] or "-")
         with contextlib.suppress(ValueError):
             number = float(found[1]) * (1024 if found[3] else 1000) ** power
     if not (math.isfinite(number) and number >= 1):
