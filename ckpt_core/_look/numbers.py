@@ -129,10 +129,8 @@ class PairSums:
         self.inf_a += int((np.isinf(numbers_a) & ~nan_a).sum())
         self.inf_b += int((np.isinf(numbers_b) & ~nan_b).sum())
         apart = np.abs(numbers_b - numbers_a)
-        if a.dtype == b.dtype and a.dtype in (
-            np.int64,
-            np.uint64,
-        ):  # neighbours have the same float
+        if a.dtype == b.dtype and a.dtype in (np.int64, np.uint64):
+            # neighbours have the same float
             apart = (np.maximum(a, b) - np.minimum(a, b)).view(np.uint64).astype(np.float64)
         finite = np.isfinite(numbers_a) & np.isfinite(numbers_b)
         if finite.any():
