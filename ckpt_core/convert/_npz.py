@@ -26,9 +26,11 @@ _FORMAT = Format(
 
 def opened(path: str, stack: contextlib.ExitStack) -> tuple[Any, Any]:
     """The arrays of a file, by name; reading one checks the archive's checksum."""
+    # numpy leaves a file open that it has opened itself and cannot read
+    stream = stack.enter_context(open(path, "rb"))  # noqa: SIM115
     tree: dict[str, Slot] = {}
     with parsing(path):
-        archive: Any = stack.enter_context(np.load(path, allow_pickle=False))
+        archive: Any = stack.enter_context(np.load(stream, allow_pickle=False))
         read = each(partial(_read, archive, path))
         for member in archive.zip.namelist():
             where = f"{path}: {member}"
