@@ -123,7 +123,7 @@ class Disk:
             return
         if self.retention.policy is None:
             return
-        self.retention.apply(step, listing, {*foreign}, {*trail.damaged})
+        self.retention.apply(step, listing, {*foreign}, trail.damaged)
 
     def _log_retired(self, changes: Changes, listing: Listing) -> None:
         moved = [step for step in changes.retire if step in listing.names]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ckpt_core._errors import CheckpointExists
@@ -42,8 +42,8 @@ class Trail:
     root: int | None = None
     # Own steps that are visible, but maybe not durable or not in every tier.
     uncertain: frozenset[int] = frozenset()
-    # Steps that could not be restored, with their tokens, until they are saved again or restored after all.
-    damaged: Mapping[int, str] = field(default_factory=dict[int, str])
+    # Steps that could not be restored, until they are saved again or restored after all.
+    damaged: frozenset[int] = frozenset()
     # With it the tokens of its saves begin; empty until it has begun to save from where it stands.
     lineage: str = ""
     saves: int = 0  # of the lineage
@@ -96,11 +96,6 @@ def restored(trail: Trail, identity: Identity) -> Trail:
     return replace(
         _standing(trail, identity), head=identity.step, may_retire=True, root=None, lineage=""
     )
-
-
-def found_nothing() -> Trail:
-    """There was no step to restore: it stands at the beginning, whatever it saved before."""
-    return Trail(may_retire=True, root=-1)
 
 
 def saved(trail: Trail, identity: Identity, changes: Changes, sure: bool = True) -> Trail:
@@ -164,11 +159,6 @@ def deleted(trail: Trail, step: int, there: Collection[int]) -> Trail:
     )
 
 
-def found_damaged(trail: Trail, identity: Identity) -> Trail:
-    """A step could not be restored."""
-    return replace(trail, damaged={**trail.damaged, identity.step: identity.token})
-
-
 def cut(trail: Trail, last: int) -> Trail:
     """The trail without the steps beyond ``last``. Damaged ones are known as before: a store cannot move them."""
     kept = tuple(one for one in trail.entries if one.step <= last)
@@ -193,7 +183,7 @@ def _without(trail: Trail, step: int) -> Trail:
     return replace(
         trail,
         detached=tuple(one for one in trail.detached if one.step != step),
-        damaged={other: token for other, token in trail.damaged.items() if other != step},
+        damaged=trail.damaged - {step},
     )
 
 
@@ -360,7 +350,7 @@ def _going_on(
     step = request.step
     base = trail.continued_from(step)
     newer = of_interest(trail, step, there)
-    damaged = newer & trail.damaged.keys()
+    damaged = newer & trail.damaged
     others = newer - damaged
     if others and not trail.may_retire and not (replaces and step in others):
         if step in others:
@@ -380,7 +370,7 @@ def committed_by_others(trail: Trail, step: int, there: Collection[int]) -> tupl
     """After the commit of ``step``: steps on disk that another writer committed meanwhile."""
     if not trail.may_retire or trail.end != step or trail.root is None:
         return ()
-    known = trail.own | trail.damaged.keys()
+    known = trail.own | trail.damaged
     return tuple(sorted(other for other in there if other > trail.root and other not in known))
 
 

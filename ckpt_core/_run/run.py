@@ -377,7 +377,7 @@ class Run:
             return [(step, local_first) for step, local_first in found]
 
         def damaged(step: int) -> None:
-            self.trail = history.found_damaged(self.trail, Identity(step, ""))
+            self.trail = replace(self.trail, damaged=self.trail.damaged | {step})
 
         restored = self.tiers.restore_newest(
             lambda step, local_first: self._restore(
@@ -388,7 +388,9 @@ class Run:
             damaged,
         )
         if restored is None:
-            self.trail = history.found_nothing()
+            self.trail = Trail(
+                may_retire=True, root=-1
+            )  # at the beginning, whatever it saved before
             _adapters.notice(targets.values())
         return restored
 
@@ -461,7 +463,7 @@ class Run:
 
     def explain(self) -> dict[int, str]:
         """For every step in the persistent directory whether it stays, and why."""
-        return self.disk.retention.explain({*self.trail.damaged})
+        return self.disk.retention.explain(self.trail.damaged)
 
     def end(self) -> GraceExceeded | None:
         """Waits for running saves and releases the claims; returns an error if the grace period ran out."""
