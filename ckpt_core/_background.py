@@ -35,7 +35,7 @@ class Pending:
 
     def __init__(self, path: str, work: Callable[[], Any], name: str, *, low: bool = False) -> None:
         self.path = path
-        self._work: Callable[[], Any] | None = work
+        self._work = work
         self._value: Any = None
         self._error: BaseException | None = None
         self.unreported: BaseException | None = None  # the error, until a caller has received it
@@ -68,14 +68,10 @@ class Pending:
         if self._claim.acquire(blocking=False):
             self._abandoned = self._failed = True
             self._error = CheckpointError(f"{self.path}: was never started")
-            self._work = None
+            del self._work
             unfinished.discard(self)
             self._end()
         return self._abandoned
-
-    def _run_here(self) -> None:
-        if self._claim.acquire(blocking=False):
-            self._do()
 
     def _run(self) -> None:
         # Let the caller continue first: otherwise it may wait a whole GIL switch interval.
@@ -84,17 +80,18 @@ class Pending:
             give_way()
         self._run_here()
 
-    def _do(self) -> None:
+    def _run_here(self) -> None:
+        if not self._claim.acquire(blocking=False):
+            return
         self._ident = threading.get_ident()
         try:
-            if self._work is not None:
-                self._value = self._work()
+            self._value = self._work()
         except BaseException as error:
             drop_locals(error)
             self._error = self.unreported = error
             self._failed = True
         finally:
-            self._work = None
+            del self._work
             if self._error is None or isinstance(self, PendingLoad):
                 unfinished.discard(self)  # nothing to report at exit
             self._end()
@@ -126,19 +123,6 @@ class Pending:
     def is_this_thread(self) -> bool:
         """Whether the current thread is the one that runs the work."""
         return threading.get_ident() == self._ident and not self.ended
-
-    def raise_unreported(self, note: str) -> None:
-        """Raises the error of the work with ``note`` added, if no caller has received it; drops the reference to it."""
-        error = self.unreported
-        if error is None:
-            return
-        if note not in getattr(error, "__notes__", ()):  # an interrupted call has added it already
-            error.add_note(note)
-        try:
-            self._error = self.unreported = None
-            raise error
-        finally:
-            del error  # its traceback refers to this frame: break the reference cycle
 
     def take_error(self) -> BaseException | None:
         """Returns the error, if no caller has received it, and marks it as received."""
@@ -268,14 +252,14 @@ def _finish() -> None:
             running[0].wait()
         except BaseException:
             saves = [one.path for one in running if isinstance(one, PendingSave)]
+            said = "is still being saved; interrupt again to end without it"
             if interrupted:
-                _give_up(saves)
-            interrupted = True
+                said = "was not saved: interrupted at exit"
             for path in saves:
-                print(
-                    f"ckpt: {path} is still being saved; interrupt again to end without it",
-                    file=sys.stderr,
-                )
+                print(f"ckpt: {path} {said}", file=sys.stderr)
+            if interrupted:
+                _exit_with_failure()
+            interrupted = True
 
 
 def _is_running(pending: Pending) -> bool:
@@ -304,16 +288,8 @@ def _report_failures() -> None:
     _exit_with_failure()
 
 
-def _give_up(paths: list[str]) -> None:
-    for path in paths:
-        print(f"ckpt: {path} was not saved: interrupted at exit", file=sys.stderr)
-    _exit_with_failure()
-
-
 def _exit_with_failure() -> None:
     """Ends the process with code 1; an exit handler can set the code only with os._exit."""
-    import logging
-
     sys.stdout.flush()
     sys.stderr.flush()
     logging.shutdown()
@@ -404,12 +380,10 @@ def give_way() -> None:
     if LINUX:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_NICE)
     else:
-        _say_that_it_has_no_effect()
+        _warn_once(
+            "Options.background_priority='low' has no effect on this system, where threads have no priority of their own: "
+            "background saves take cores as the training step does"
+        )
 
 
-@functools.cache  # once for each process
-def _say_that_it_has_no_effect() -> None:
-    logging.getLogger("ckpt_core").warning(
-        "Options.background_priority='low' has no effect on this system, where threads have no priority of their own: "
-        "background saves take cores as the training step does"
-    )
+_warn_once = functools.cache(logging.getLogger("ckpt_core").warning)

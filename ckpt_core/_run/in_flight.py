@@ -57,21 +57,12 @@ def settle_all(
 def raise_failures(saves: Sequence[SaveSlot], late: GraceExceeded | None = None) -> None:
     """Raises ``late``, or else the first error of the ended saves, each error once; other errors become notes on it."""
     with saves[0].raise_lock:
-        failed = [save for save in saves if save.failure is not None]
-        first = late or (failed.pop(0).failure if failed else None)
-        if first is None:
-            return
-        for save in failed:
-            error = save.failure
-            if error is not first:  # what they share, such as a snapshot, may have failed
-                first.add_note(f"ckpt: besides, {type(error).__name__}: {error}")
-            save.forget_failure()
-        error = None
+        first: BaseException | None = late
         try:
-            if late is not None:
-                raise late
             for save in saves:
-                save.raise_failure()
+                first = save.take_failure(first)
+            if first is not None:
+                raise first
         finally:
             del first, late  # their tracebacks refer to this frame: break the reference cycle
 
@@ -140,24 +131,19 @@ class SaveSlot:
                 self._now = None
             raise
 
-    @property
-    def failure(self) -> BaseException | None:
-        """The error of the ended save, if no caller has received it yet."""
-        now = self._now
-        return None if now is None else now[0].unreported
-
-    def raise_failure(self) -> None:
-        """Raises the error of the ended save, if no caller has received it; clears it."""
-        now = self._now
-        if now is not None:
-            now[0].raise_unreported(
-                f"while saving step {now[1]} to {self.directory} in the background"
-            )
-
-    def forget_failure(self) -> None:
-        """Clears the error, which was reported as a note on another one."""
-        if self._now is not None:
-            self._now[0].take_error()
+    def take_failure(self, first: BaseException | None) -> BaseException | None:
+        """``first``, with the error of the ended save as a note; without it that error. No other caller gets the error again."""
+        if self._now is None:
+            return first
+        pending, step = self._now
+        error = pending.take_error()
+        if error is None or error is first:  # saves may share what failed, such as a snapshot
+            return first
+        if first is not None:
+            first.add_note(f"ckpt: besides, {type(error).__name__}: {error}")
+            return first
+        error.add_note(f"while saving step {step} to {self.directory} in the background")
+        return error
 
     def wait(self, secs_left: Callable[[], float | None]) -> GraceExceeded | None:
         """Blocks until the current save has ended, successfully or not; returns an error if the grace period ends first.
