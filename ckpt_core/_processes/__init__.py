@@ -52,8 +52,7 @@ class Processes:
 
     def put(self, name: str, text: str) -> None:
         """Sets a key, which any process may get; does nothing where the service has ended."""
-        client = coordination().client if self.count > 1 else None
-        if client is not None:
+        if (client := coordination().client) is not None:
             with self.service_errors(name):
                 client.key_value_set(f"ckpt/{name}", text, allow_overwrite=True)
 
@@ -65,8 +64,7 @@ class Processes:
 
     def drop(self, name: str) -> None:
         """Deletes a key and all below it; does nothing where the service has ended."""
-        client = coordination().client
-        if client is not None:
+        if (client := coordination().client) is not None:
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 client.key_value_delete(f"ckpt/{name}")
 
@@ -304,25 +302,23 @@ def coordination() -> Any:
     Orbax uses this one too. If a version of jax has moved it, a process that is alone needs none, and several raise
     CheckpointError.
     """
-    if sys.modules.get("jax") is None:  # whoever has not imported it has joined nobody
-        return SimpleNamespace(client=None, preemption_sync_manager=None, address=None)
-    try:
-        from jax._src import distributed
+    if sys.modules.get("jax") is not None:  # whoever has not imported it has joined nobody
+        try:
+            from jax._src import distributed
 
-        state = distributed.global_state
-        return SimpleNamespace(
-            client=state.client,
-            preemption_sync_manager=state.preemption_sync_manager,
-            address=getattr(state, "coordinator_address", None),
-        )
-    except (ImportError, AttributeError) as error:
-        if jax.process_count() > 1:
-            raise CheckpointError(
-                f"jax {jax.__version__} has no coordination service where ckpt looks for it, so its "
-                f"{jax.process_count()} processes cannot agree on a checkpoint: upgrade ckpt-core, or use an "
-                "older jax"
-            ) from error
-        return SimpleNamespace(client=None, preemption_sync_manager=None, address=None)
+            state = distributed.global_state
+            return SimpleNamespace(
+                client=state.client,
+                preemption_sync_manager=state.preemption_sync_manager,
+                address=getattr(state, "coordinator_address", None),
+            )
+        except (ImportError, AttributeError) as error:
+            if (count := jax.process_count()) > 1:
+                raise CheckpointError(
+                    f"jax {jax.__version__} has no coordination service where ckpt looks for it, so its {count} processes "
+                    "cannot agree on a checkpoint: upgrade ckpt-core, or use an older jax"
+                ) from error
+    return SimpleNamespace(client=None, preemption_sync_manager=None, address=None)
 
 
 def coordinator_host() -> str:
