@@ -246,19 +246,17 @@ def check_item_name(name: Any) -> None:
 def metrics_of(
     metrics: Mapping[str, float] | None, items: Mapping[str, object]
 ) -> dict[str, float]:
-    """The numbers of a step by name, from ``metrics=`` or from an item ``metrics`` that is Json; TypeError if both were passed."""
-    item = items.get("metrics")
-    if not isinstance(item, Json):
-        return {} if metrics is None else _checked_metrics(metrics)
-    if metrics:
-        raise TypeError(
-            "pass the metrics by metrics=, or all of them as an item that is Json, not both"
-        )
-    return {name: float(number) for name, number in numbers_in(item.value).items()}
-
-
-def _checked_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics as Python floats; TypeError if a name is not a str, or a value is not a scalar number."""
+    """The numbers of a step by name, from ``metrics=`` or from an item ``metrics`` that is Json; TypeError for both, and for what is no
+    scalar number.
+    """
+    if isinstance(item := items.get("metrics"), Json):
+        if metrics:
+            raise TypeError(
+                "pass the metrics by metrics=, or all of them as an item that is Json, not both"
+            )
+        return {name: float(number) for name, number in numbers_in(item.value).items()}
+    if metrics is None:
+        return {}
     if not isinstance(metrics, Mapping):
         raise TypeError(
             f"metrics must be a dict of numbers by name, got {an(metrics)}: {METRICS_ARE_NUMBERS}"
@@ -266,22 +264,19 @@ def _checked_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for name, value in metrics.items():
         array = np.asarray(value)
-        if not isinstance(name, str) or array.ndim != 0 or not _is_real(array.dtype):
+        kind, dtype = (
+            array.dtype.kind,
+            array.dtype.name,
+        )  # those that jax adds, too, such as bfloat16
+        is_real = kind in "fiub" or dtype.startswith(("bfloat", "float", "int", "uint"))
+        if not (isinstance(name, str) and array.ndim == 0 and is_real):
+            shape: object = getattr(value, "shape", None)
+            what = f"{an(value)} of shape {shape}" if shape else an(value)
             raise TypeError(
-                f"metrics takes numbers, and {name!r} is {_what(value)}: {_instead(name, value)}"
+                f"metrics takes numbers, and {name!r} is {what}: {_instead(name, value)}"
             )
         numbers[name] = float(array)
     return numbers
-
-
-def _is_real(dtype: np.dtype[Any]) -> bool:
-    """Whether elements are numbers that a float holds; also of the dtypes that jax adds, such as bfloat16."""
-    return dtype.kind in "fiub" or dtype.name.startswith(("bfloat", "float", "int", "uint"))
-
-
-def _what(value: object) -> str:
-    shape: object = getattr(value, "shape", None)
-    return f"{an(value)}" + (f" of shape {shape}" if shape else "")
 
 
 def _instead(name: object, value: object) -> str:

@@ -150,7 +150,12 @@ def prepare_item(
             live.append((value, False))  # what is inside of it is its own
             live = None
         if per_process:
-            return [_prepare_state(name, value, adapter, jobs[0])] * len(jobs)
+            processes = jobs[0].processes  # each saves a state of its own
+            state = adapter.get_state(value)
+            text = adapter.to_text(state)
+            files = process_state.dump(state, text, processes.index, processes.count)
+            record = ItemRecord("process", NONE, process_count=processes.count)
+            return [PreparedItem(name, record, state_files=files)] * len(jobs)
         return _prepare_tree(name, value, jobs, copy, shared, live)
     except UnsupportedLeaf as error:
         if jobs[0].fields.single:
@@ -158,15 +163,6 @@ def prepare_item(
         message = f"item {name!r}: {error}"
         named = UnsupportedLeaf(message, leaf=error.leaf, type_name=error.type_name)
         raise named.with_traceback(error.__traceback__) from None
-
-
-def _prepare_state(name: str, value: Any, adapter: Any, job: SaveJob) -> PreparedItem:
-    """Prepares a data pipeline, of which each process saves its own state."""
-    state, processes = adapter.get_state(value), job.processes
-    text = adapter.to_text(state)
-    files = process_state.dump(state, text, processes.index, processes.count)
-    record = ItemRecord("process", NONE, process_count=processes.count)
-    return PreparedItem(name, record, state_files=files)
 
 
 def _prepare_tree(
@@ -427,8 +423,12 @@ def prepare_files(
         for job in writing:
             _refuse_itself(path, job)
         found = files_below(path)
-    if not all(job.local for job in writing):
-        _refuse_too_large(name, found, jobs[0].options.max_host_bytes)
+    total_bytes, most_bytes = sum(file.size_bytes for file in found), jobs[0].options.max_host_bytes
+    if total_bytes > most_bytes and not all(job.local for job in writing):
+        raise CheckpointError(
+            f"item {name!r}: its files have {total_bytes:,} bytes, and a save into a bucket holds them in memory, {most_bytes:,} "
+            f"at most: pass options=ckpt.Options(max_host_bytes={total_bytes}), or keep the largest of them elsewhere"
+        )
     names = {file.name.partition("/")[0] for file in found}
     handler = item.orbax_handler if isinstance(item, Files) else None
     notes = () if handler else tuple(note for note in NOTES if note not in names)
@@ -471,13 +471,4 @@ def _refuse_itself(path: str, job: SaveJob) -> None:
             f"{path!r} holds the checkpoint that is being saved, {job.target!r}: save what is beside it, or by a "
             "function that copies that",
             type_name="file",
-        )
-
-
-def _refuse_too_large(name: str, found: list[SourceFile], most_bytes: int) -> None:
-    total = sum(file.size_bytes for file in found)
-    if total > most_bytes:
-        raise CheckpointError(
-            f"item {name!r}: its files have {total:,} bytes, and a save into a bucket holds them in memory, {most_bytes:,} "
-            f"at most: pass options=ckpt.Options(max_host_bytes={total}), or keep the largest of them elsewhere"
         )

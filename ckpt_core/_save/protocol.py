@@ -91,12 +91,8 @@ def save(
         >>> import ckpt_core as ckpt, jax.numpy as jnp
         >>> ckpt.save("/tmp/ckpt-docs/one", {"w": jnp.ones(3)}, overwrite=True)
     """
-    chosen_options = checked_options(options)
-    chosen = collect_items(state, items, named)
-    fields = RecordFields(state is not NOTHING, metadata)
-    job = save_job(path, fields, chosen_options, overwrite=overwrite)
     try:
-        prepared = _prepared(job, chosen)
+        prepared = _prepared(path, state, overwrite, metadata, options, items, named)
     except ANSWERS as error:
         raise at_the_call(error)  # noqa: B904
     try:
@@ -133,15 +129,11 @@ def save_async(
         >>> pending = ckpt.save_async("/tmp/ckpt-docs/two", {"w": jnp.ones(3)}, overwrite=True)
         >>> pending.result()
     """
-    chosen_options = checked_options(options)
-    chosen = collect_items(state, items, named)
-    fields = RecordFields(state is not NOTHING, metadata)
-    job = save_job(path, fields, chosen_options, overwrite=overwrite)
     try:
-        prepared = _prepared(job, chosen, np.copy)
+        prepared = _prepared(path, state, overwrite, metadata, options, items, named, np.copy)
     except ANSWERS as error:
         raise at_the_call(error)  # noqa: B904
-    pending = None
+    pending, job = None, prepared.job
     try:
         low = job.options.background_priority == "low"
         pending = PendingSave(job.target, prepared.run, "ckpt-save", low=low)
@@ -154,11 +146,22 @@ def save_async(
         raise
 
 
-def _prepared(job: SaveJob, items: Mapping[str, Any], copy: Copy | None = None) -> Save:
+def _prepared(
+    path: str | os.PathLike[str],
+    state: Any,
+    overwrite: bool,
+    metadata: Any,
+    options: Options | None,
+    items: Mapping[str, Any] | None,
+    named: Mapping[str, Any],
+    copy: Copy | None = None,
+) -> Save:
     """The save with the snapshot of all items, which in a file system process 0 has also begun."""
-    save = Save(job)
+    chosen_options, chosen = checked_options(options), collect_items(state, items, named)
+    fields = RecordFields(state is not NOTHING, metadata)
+    save = Save(save_job(path, fields, chosen_options, overwrite=overwrite))
     try:
-        take_snapshot(items, [save], copy, save)
+        take_snapshot(chosen, [save], copy, save)
     except BaseException:
         save.undo()
         raise
