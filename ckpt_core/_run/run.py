@@ -22,7 +22,7 @@ from ckpt_core._errors import CheckpointCorrupt, CheckpointError, GraceExceeded,
 from ckpt_core._operation import logger
 from ckpt_core._results import RestoredStep
 from ckpt_core._run import history
-from ckpt_core._run.decision import SaveDecision
+from ckpt_core._run.decision import LOOK_SECS, STORE_LOOK_SECS, SaveDecision, SaveNow
 from ckpt_core._run.disk import Disk, SaveGuard
 from ckpt_core._run.history import Changes, Identity, SaveRequest, Trail
 from ckpt_core._run.in_flight import (
@@ -37,7 +37,6 @@ from ckpt_core._run.policies import keep, when
 from ckpt_core._run.preemption import Preemption
 from ckpt_core._run.retention import Retention
 from ckpt_core._run.run_file import parse_run_file
-from ckpt_core._run.save_now import LOOK_SECS, STORE_LOOK_SECS, SaveNow
 from ckpt_core._run.steps import Following, RunDirectory
 from ckpt_core._run.tiers import LocalTier, StepToSave, Tiers, open_local
 from ckpt_core._run.unread import UnreadValues
@@ -74,14 +73,14 @@ class Run:
         persist = options.persist_policy
         listening = save_policy if persist is None else when.any_of(save_policy, persist)
         self.preemption = Preemption(processes, listening, options)
-        asked = processes, self.preemption, options.timeout_secs
         # the opening counts as a look; several processes go by steps, and take up their pace from here
         first_look = time.monotonic() + (LOOK_SECS if directory.local else STORE_LOOK_SECS)
         due = first_look if processes.count == 1 else 10
         self._save_now = SaveNow(directory, self._persistent, due)
-        self.decision = SaveDecision(save_policy, self.tiers.latest, *asked, self._save_now)
+        asked = processes, options.timeout_secs, self.preemption
+        self.decision = SaveDecision(*asked, save_policy, self.tiers.latest, self._save_now)
         self._persist_decision = (
-            None if persist is None else SaveDecision(persist, directory.steps.latest, *asked)
+            None if persist is None else SaveDecision(*asked, persist, directory.steps.latest)
         )
         self.following = Following(directory)
         self._unread = UnreadValues()
@@ -241,9 +240,7 @@ class Run:
         return Changes(base and Identity(*base), *rest)
 
     def on_first(self, call: str, work: Callable[[], Any]) -> Any:
-        """The result of ``work``, plain JSON values, which process 0 runs; if it fails, every process raises. All must call
-        it with the same ``call``, a text like "delete step 3", or they raise.
-        """
+        """The result of ``work``, plain JSON values, which process 0 runs; if it fails, every process raises."""
         return self._processes.round(call, self._options.timeout_secs).first(work)
 
     def _start(
@@ -372,10 +369,6 @@ class Run:
         """Restores the newest intact step; None if there is no step."""
         self._begin_restore()
 
-        def candidates() -> list[tuple[int, bool | None]]:
-            found = self.on_first("go through the steps", self.tiers.candidates)
-            return [(step, local_first) for step, local_first in found]
-
         def damaged(step: int) -> None:
             self.trail = replace(self.trail, damaged=self.trail.damaged | {step})
 
@@ -384,7 +377,7 @@ class Run:
                 step, local_first, targets, request, by_number=False
             ),
             strict_latest,
-            candidates,
+            lambda: self.on_first("go through the steps", self.tiers.candidates),
             damaged,
         )
         if restored is None:
@@ -411,8 +404,8 @@ class Run:
             found = self.tiers.load(
                 step, lambda opening: _load.load_checkpoint(opening, like, item, request, step)
             )
-        except BaseException as error:
-            self._link_no_damage(error)
+        except CheckpointCorrupt:
+            self._links.forget()
             raise
         self._unread.took(step, item)
         return found
@@ -434,7 +427,8 @@ class Run:
                 step, local_first, targets, request, by_number=by_number
             )
         except BaseException as error:
-            self._link_no_damage(error)
+            if isinstance(error, CheckpointCorrupt):
+                self._links.forget()
             self._unread.failed(targets, error)
             raise
         self._unread.watch(restored, targets, request.rules.unexpected)
@@ -449,21 +443,12 @@ class Run:
         if self.local is not None:
             self.local.begin_restore()
 
-    def _link_no_damage(self, error: BaseException) -> None:
-        """After damage, the next save hard-links no earlier files: they may be the damaged ones."""
-        if isinstance(error, CheckpointCorrupt):
-            self._links.forget()
-
     def forget_stale_local(self) -> None:
         """After a removal that failed or was interrupted: local steps that count no more are forgotten."""
         if self.local is None:
             return
         with contextlib.suppress(OSError, CheckpointError):
             self.local.forget(self._steps.run_file())
-
-    def explain(self) -> dict[int, str]:
-        """For every step in the persistent directory whether it stays, and why."""
-        return self.disk.retention.explain(self.trail.damaged)
 
     def end(self) -> GraceExceeded | None:
         """Waits for running saves and releases the claims; returns an error if the grace period ran out."""

@@ -44,7 +44,7 @@ from ckpt_core._saved import Checkpoint, NativeCheckpoint, open_in, refuse_file_
 from ckpt_core._storage import backend_of
 
 SAVE_NOW_FILE = ".ckpt-save-now"
-"""A request to save now, beside the steps; see ``save_now``."""
+"""A request to save now, beside the steps; see ``SaveNow``."""
 _LOOK_SECS = 1.0
 """Interval at which a directory is listed while somebody waits for a new step."""
 _ANCESTORS, _LEAVES = 64, 10_000
