@@ -300,7 +300,7 @@ class Checkpointer:
     def explain(self) -> dict[int, str]:
         """For every step on disk, whether retention keeps or deletes it, and why."""
         steps, run = self.all_steps(), self._run
-        known = run.disk.retention.explain(run.trail.damaged)
+        known = run.disk.explain(run.trail.damaged)
         return {
             step: known.get(step, "kept: one of the newest in local directories") for step in steps
         }

@@ -23,7 +23,6 @@ from ckpt_core._operation import logger
 from ckpt_core._results import RestoredStep
 from ckpt_core._run import history
 from ckpt_core._run.decision import LOOK_SECS, STORE_LOOK_SECS, SaveDecision, SaveNow
-from ckpt_core._run.disk import Disk, SaveGuard
 from ckpt_core._run.history import Changes, Identity, SaveRequest, Trail
 from ckpt_core._run.in_flight import (
     SaveSlot,
@@ -35,7 +34,7 @@ from ckpt_core._run.in_flight import (
 from ckpt_core._run.lease import Lease
 from ckpt_core._run.policies import keep, when
 from ckpt_core._run.preemption import Preemption
-from ckpt_core._run.retention import Retention
+from ckpt_core._run.retention import Disk, SaveGuard
 from ckpt_core._run.run_file import parse_run_file
 from ckpt_core._run.steps import Following, RunDirectory
 from ckpt_core._run.tiers import LocalTier, StepToSave, Tiers, open_local
@@ -61,8 +60,7 @@ class Run:
         self._options = options
         self._processes = processes
         self._asynchronous = asynchronous
-        lease = Lease(directory.path, directory.backend)
-        self.disk = Disk(directory, Retention(directory, keep_policy, lease), lease)
+        self.disk = Disk(directory, keep_policy, Lease(directory.path, directory.backend))
         self.local: LocalTier | None = None
         if local_directory is not None:
             self.local = open_local(local_directory, directory)
@@ -93,7 +91,7 @@ class Run:
         self._persisted = ""  # token of the last save that the persistent directory got
         self._said_repeated = self.listed = False
         if not directory.read_only:
-            self.on_first("open a run", self.disk.retention.clean)
+            self.on_first("open a run", self.disk.clean)
 
     def refuse_unless_open(self, call: str) -> None:
         """Raises CheckpointError if this Checkpointer is closed or must not write."""
