@@ -195,12 +195,10 @@ unfinished: set[Pending] = set()
 
 
 def wait_for_saves(place: str, timeout_secs: float, but: Collection[Pending | None] = ()) -> None:
-    """Blocks until no background save of this process, but for these, writes what is at a path, above it or below. A failure is
-    left to whoever began the save. A thread that saves waits for no other one, which may wait for it.
-    """
+    """Blocks until no background save of this process, but for these, writes at a path, above it or below."""
     saves = [one for one in list(unfinished) if isinstance(one, PendingSave) and _is_running(one)]
     if any(one.is_this_thread() for one in saves):
-        return
+        return  # another save may wait for the one of this thread
     for one in saves:
         if one not in but and _overlap(place, one.path) and not one.wait(timeout_secs):
             raise CheckpointError(
@@ -306,9 +304,7 @@ Job = tuple["Future[Any]", Callable[[], Any]]
 
 
 class Workers:
-    """A thread pool for the duration of a ``with`` block, which waits for the threads at its end, or of several. Where no thread can start,
-    as for a save that an ``atexit`` handler begins, ``submit`` makes each call itself.
-    """
+    """Threads for a ``with`` block, which waits for them. Where none can start, as at exit, ``submit`` makes each call."""
 
     def __init__(self, count: int, name: str) -> None:
         self._count = count

@@ -55,9 +55,7 @@ def route_to(host: str) -> str | None:
 
 
 def far_route(everyone: Sequence[tuple[str, str | None]]) -> str | None:
-    """On process 0, from the network namespace of each process and its route to the coordinator: the first route that is not
-    loopback, empty if there is none; None if all processes are in one namespace.
-    """
+    """On process 0: the first route that is not loopback, else empty; None if all processes are in one network namespace."""
     if len({network for network, _ in everyone}) == 1:
         return None
     return next((one for _, one in everyone if one and not _is_loopback(one)), "")
@@ -106,9 +104,7 @@ class Connection:
         self._http = http.client.HTTPConnection(address, port, timeout=idle_secs)
 
     def pieces(self, key: Key, position: int) -> Iterator[bytes]:
-        """The content of one file, block by block. Raises Lacking if the peer does not have the file, ConnectionError
-        if it does not answer, cannot read the file, or stopped midway.
-        """
+        """The content of one file, in blocks; Lacking if the peer does not have it, ConnectionError if it does not give all."""
         step, token, writer = key
         try:
             if time.monotonic() - self._used > IDLE_SECS / 2:

@@ -149,9 +149,7 @@ class Round:
         report: Callable[[Any], str] = lambda _: "",
         judge: Callable[[list[str]], str | None] = lambda _: None,
     ) -> Any:
-        """Runs ``work`` on every process and blocks until all have; returns its result here. If one fails, all raise. ``judge``
-        on process 0 sees what ``report`` makes of each result, and may refuse it by raising.
-        """
+        """Runs ``work`` on all, waits for all; its result here. All raise if one fails, or ``judge`` refuses the reports."""
         if self.processes.count == 1:
             return work()
         result, error, text = None, None, ""
@@ -333,9 +331,7 @@ def preemption_service_listens() -> bool:
 
 
 def preemption_sync_point(step: int) -> bool | None:
-    """Whether all processes agreed, through jax's preemption service, to stop at this step; None if the service is
-    off. All processes must call it for every step.
-    """
+    """Whether all agreed, by jax's preemption service, to stop at this step; None if it is off. All ask at every step."""
     if not preemption_service_listens():
         return None
     from jax.experimental import multihost_utils

@@ -215,9 +215,7 @@ def continues_another(parent: Identity, token: str | None) -> bool:
 
 
 def strays(saves: Saves) -> dict[int, int]:
-    """The steps that do not continue what was saved later beneath them, and what continues those; with that step. It is another
-    save of the parent, or lies between the two.
-    """
+    """For each step that does not continue a later save beneath it, that one: another save of its parent, or between the two."""
     found: dict[int, int] = {}
     numbers = sorted(saves)
     newest_unix_secs = saves[numbers[-1]].created_unix_secs if saves else 0.0

@@ -24,9 +24,7 @@ _LOOK_SECS = 0.5
 def wait_for_all(
     saves: Sequence[SaveSlot], secs_left: Callable[[], float | None] = lambda: None
 ) -> GraceExceeded | None:
-    """Blocks until every save has ended, successfully or not; returns the error of one that outlasts the grace period. An
-    exception from a signal handler ends the wait, and not the saves.
-    """
+    """Blocks until every save has ended; returns the error of one that outlasts the grace period."""
     late: GraceExceeded | None = None
     for save in saves:
         late = save.wait(secs_left) or late
@@ -34,9 +32,7 @@ def wait_for_all(
 
 
 def refuse_if_running(saves: Sequence[SaveSlot], processes: Processes, timeout_secs: float) -> None:
-    """For ``Options(on_pending="fail")``: raises CheckpointError if a save is running here or in another process. All
-    processes must call it, because saves end at different times, and one process alone must not refuse.
-    """
+    """For ``Options(on_pending="fail")``: CheckpointError on all processes, which all call it, if a save is running on one."""
     one = next((one for one in saves if one.running), None)
     mine = "" if one is None else f"{one.directory}: the save of step {one.step}"
     mine = f"{mine} in process {processes.index}" if mine and processes.count > 1 else mine
@@ -110,9 +106,7 @@ class SaveSlot:
         *,
         low: bool = False,
     ) -> None:
-        """Starts a save to ``path`` in a thread of its own; ``work`` runs once the save in ``after`` has ended, successfully or not. With
-        ``low`` the thread has the lowest priority.
-        """
+        """Starts a save to ``path`` in a thread; ``work`` runs once the save in ``after`` has ended, however that ended."""
         first = None if after is None or after._now is None else after._now[0]
 
         def work_then() -> None:
@@ -146,9 +140,7 @@ class SaveSlot:
         return error
 
     def wait(self, secs_left: Callable[[], float | None]) -> GraceExceeded | None:
-        """Blocks until the current save has ended, successfully or not; returns an error if the grace period ends first.
-        ``secs_left`` is polled, because the signal may come during the wait; it gives None while there is no limit.
-        """
+        """Blocks until the save has ended; gives an error if the grace period ends first, for which ``secs_left`` is polled."""
         now = self._now
         if now is None:
             return None

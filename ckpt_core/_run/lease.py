@@ -25,9 +25,7 @@ _PAUSE_SECS = 0.02
 
 
 class Lease:
-    """One writer's claim on a directory; also the guard of its saves there (``SaveJob.guard``). The owner file of a local
-    directory names its run's ``persistent`` one, for whoever lists runs.
-    """
+    """One writer's claim on a directory. The owner file of a local one names the run's ``persistent`` one, for lists of runs."""
 
     def __init__(self, directory: str, backend: Backend, persistent: str = "") -> None:
         self._directory = directory
@@ -113,9 +111,7 @@ class Lease:
             )
 
     def release(self) -> None:
-        """Like ``close``; in a file system it also deletes the owner file, if it is this writer's. An older writer that wakes
-        up finds none, and is refused as it was before.
-        """
+        """Like ``close``; in a file system it also deletes its owner file. An older writer without one is refused as before."""
         if self._claim is not None and not self._closed:
             with contextlib.suppress(OSError, CheckpointError):
                 self._backend.release(self._directory, OWNER_FILE, self._token.encode())

@@ -122,9 +122,7 @@ class Disk:
         return steps.look()
 
     def committed(self, trail: Trail, step: int, changes: Changes) -> None:
-        """After a commit, removes the steps that another writer committed meanwhile, then applies retention. If another
-        writer has claimed the directory, it deletes nothing: the steps may be that writer's.
-        """
+        """After a commit, removes what another writer committed meanwhile, and what no policy keeps; but not once taken over."""
         try:
             self.lease.check()
             listing = self.look()
@@ -157,9 +155,7 @@ class Disk:
         )
 
     def delete_step(self, step: int, local: Collection[int]) -> dict[str, Any]:
-        """Deletes the persistent copies of a step; gives the run file, as ``run``. From then on no
-        local copy counts, not even one of a host that is away.
-        """
+        """Deletes the persistent copies of a step, so that no local copy counts any more; gives the run file, as ``run``."""
         self._refuse_after_takeover()
         listing = self.look()
         if step not in local:
@@ -179,9 +175,7 @@ class Disk:
         return {"run": run.dump().decode()}
 
     def delete_newer(self, step: int, local: Mapping[int, str]) -> dict[str, Any]:
-        """Deletes the steps newer than ``step``; gives those, the newest that stays, and the run file. ``local`` has the
-        tokens of the saves in local directories, by step.
-        """
+        """Deletes the steps newer than ``step``; gives those, the newest that stays, and the run file. ``local`` has tokens."""
         self.lease.claim()  # a run that still trains from the newest step must not commit any more
         self.lease.check()
         listing = self.look()

@@ -242,9 +242,7 @@ class Steps:
         return CheckpointNotFound(f"{text}; local directories have: {there}" if there else text)
 
     def facts(self, step: int, listing: Listing) -> keep.StepFacts | None:
-        """The keep policy's input for a step; None if it is damaged, or gone. An OSError or NewerFormat, since its record
-        cannot be read, says nothing about the step.
-        """
+        """The keep policy's input for a step; None if it is damaged, or gone. An OSError says nothing about the step."""
         try:
             return facts_of(step, self.open(step, listing))
         except (CheckpointCorrupt, CheckpointNotFound):
@@ -351,9 +349,7 @@ class Following:
     _wanted: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def wait(self, after: int | None, timeout_secs: float | None) -> int | None:
-        """Blocks until the newest step is newer than ``after``; returns it, or None on timeout; all processes must call it.
-        Process 0 looks, and the others wait for what it sees. No retention deletes the step until the next call, or ``end``.
-        """
+        """Blocks until the newest step, as process 0 sees it, is newer than ``after``, and keeps it; None at the timeout."""
         try:
             after = None if after is None else operator.index(after)
         except TypeError:

@@ -45,9 +45,7 @@ class UnreadValues:
     _half: Set[str] = frozenset()  # items of a restore that failed with objects set
 
     def watch(self, restored: Restored, targets: Mapping[str, Any], unexpected: str) -> None:
-        """Notes which items a restore returned instead of setting in place, and which it left out. With
-        ``unexpected="ignore"`` the caller may leave items out.
-        """
+        """Notes what a restore returned instead of setting it and, unless ``unexpected="ignore"``, what it left out."""
         # Keep no reference to the result itself: it holds every restored array.
         # parts of a step may be restored one after the other
         if self._step != restored.step or unexpected != "error":

@@ -164,9 +164,7 @@ def parse_facts(text: str) -> list[Fact]:
 
 
 def difference(ours: Sequence[Fact], theirs: Sequence[Fact], process: int) -> tuple[str, str, str]:
-    """The first difference between the facts of process 0, which calls it, and those of ``process``: the subject of a
-    sentence, the values on both, and what all processes must do.
-    """
+    """The first difference from process 0, which calls it: the subject of a sentence, both values, and what all must do."""
     pairs = enumerate(zip(ours, theirs, strict=False))
     at = next((at for at, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
     mine, other = (side[at] if at < len(side) else None for side in (ours, theirs))
@@ -350,9 +348,7 @@ def join_parts(
     files: dict[str, FileRecord],
     writers: Mapping[str, ArrayWriter],
 ) -> None:
-    """On process 0: adds what the others ``passed`` to its files and to the rows of its writers; CheckpointError if a file
-    is not there as it was written.
-    """
+    """On process 0: adds what the others ``passed`` to its files and rows; CheckpointError if a file is not as written."""
     dumped = {item: [writer.rows.dump()] for item, writer in writers.items()}
     for process, said in list(enumerate(passed))[1:]:
         name = _passed(process)

@@ -83,9 +83,7 @@ class RecordFields:
     shared: tuple[tuple[tuple[str, int], ...], ...] = ()  # as in ``Record``
 
     def frozen(self) -> RecordFields:
-        """A copy that later changes by the caller do not reach, with metadata as JSON returns it, and the settings of jax on this
-        thread; TypeError if it is not JSON.
-        """
+        """A copy that later changes do not reach, with metadata as JSON returns it, and jax's settings on this thread."""
         metadata = frozen_metadata(self.metadata)
         settings = {name: getattr(jax.config, name, None) for name in JAX_SETTINGS}
         return RecordFields(self.single, metadata, dict(self.metrics), settings)
@@ -154,9 +152,7 @@ class PreparedItem:
 def save_job(
     path: str | os.PathLike[str], fields: RecordFields, options: Options, **more: Any
 ) -> SaveJob:
-    """The job of a save by all processes of this run; ``more`` are further fields of ``SaveJob``.
-    ForkedProcess in a forked child, ValueError for ``Options(flat=True)`` where it means nothing.
-    """
+    """The job of a save by all processes; ``more`` are fields of ``SaveJob``. Refuses forked children, a ``flat`` in vain."""
     if type(more["overwrite"]) is not bool:
         check_flags(overwrite=more["overwrite"])
     target, local = resolve(path)
@@ -246,9 +242,7 @@ def check_item_name(name: Any) -> None:
 def metrics_of(
     metrics: Mapping[str, float] | None, items: Mapping[str, object]
 ) -> dict[str, float]:
-    """The numbers of a step by name, from ``metrics=`` or from an item ``metrics`` that is Json; TypeError for both, and for what is no
-    scalar number.
-    """
+    """The numbers of a step, from ``metrics=`` or an item ``metrics`` that is Json; TypeError for both, or no number."""
     if isinstance(item := items.get("metrics"), Json):
         if metrics:
             raise TypeError(
@@ -335,9 +329,7 @@ def metadata_files(
 def write_sources(
     item: PreparedItem, attempt: Attempt, job: SaveJob, links: Links | None
 ) -> dict[str, FileRecord]:
-    """Size and digest, by path in the checkpoint, of the item's larger files, which it copies into the attempt,
-    or links if they have not changed. CheckpointError if a file has changed since the save was called.
-    """
+    """Copies or links an item's larger files into the attempt: their records, by path. CheckpointError if one has changed."""
     found: dict[str, FileRecord] = {}
     for source in item.sources:
         name = f"{item.folder}/{source.name}"

@@ -287,9 +287,7 @@ class _Cut(NamedTuple):
 
 
 class LeafPlanner:
-    """Plans the leaves of one pytree, in order. Thousands of leaves share few specs and shardings;
-    what follows from both is computed once, since with thousands of processes that takes milliseconds.
-    """
+    """Plans the leaves of a pytree, in order. What follows from spec and sharding, which many share, is computed once."""
 
     def __init__(self, process: int, chunk_bytes: int, own: bool) -> None:
         self._own = own

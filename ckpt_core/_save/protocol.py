@@ -235,9 +235,7 @@ class Save:
         self.operation.committed(self.written_bytes, self.blocking_secs)
 
     def start(self) -> None:
-        """Agreement 1: all processes save the same, into the attempt that process 0 began; CheckpointError
-        if they do not, if one cannot save, or does not see the files of process 0.
-        """
+        """Agreement 1: all save the same, into the attempt of process 0, and see its files; CheckpointError if they do not."""
         job = self.job
         if job.processes.index == 0 and self._begun is None and self.refusal is None:
             try:
@@ -313,9 +311,7 @@ class Save:
         )
 
     def _on_all(self, moment: str, work: Callable[[], Any], **reporting: Any) -> None:
-        """Calls ``work`` and waits until all processes have done theirs; if one fails, all raise. ``moment`` names what all have
-        done then with their parts; ``reporting`` goes to ``Round.all``.
-        """
+        """Calls ``work`` and waits until all have, or raises with them; ``moment`` is what all have then done with their parts."""
         self._others_know = True
         if self.job.processes.count == 1:
             work()

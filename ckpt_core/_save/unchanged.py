@@ -94,9 +94,7 @@ class Links:
         self._changing: set[tuple[str, str]] = set()
 
     def link(self, item: PreparedItem, target: str) -> Linked | None:
-        """Links an item's unchanged arrays into the checkpoint ``target``. None if there are none, or if files cannot be
-        linked (another file system; the last step was deleted, replaced or changed): the save then writes everything.
-        """
+        """Links an item's unchanged arrays into ``target``; None if none can be linked, and all is to be written."""
         if self._last is None or item.name not in self._last.items:
             return None
         try:
@@ -142,9 +140,7 @@ class Links:
 
 
 class _ItemLinker:
-    """Finds the arrays of one item that did not change since the last step, and links them. Adds to
-    ``changing`` the (item, array name) pairs that it finds changed: no later save compares them byte by byte.
-    """
+    """Links the arrays of one item that did not change; adds those that did to ``changing``: no later save compares these."""
 
     def __init__(
         self, last: _SavedStep, item: PreparedItem, changing: set[tuple[str, str]]

@@ -168,9 +168,8 @@ class Tiers:
         by_number: bool,
     ) -> tuple[RestoredStep, str]:
         """Restores a step from the tier that counts, else from the other; also gives the token of the save. ``local_first``
-        is what ``prefers_local`` said on process 0. Raises CheckpointCorrupt if every copy is damaged, CheckpointError if only
-        the local directories have the step, and not for these shardings, Stray as ``_stray`` does. OSError means that this
-        process could not read it, which is no damage.
+        is what ``prefers_local`` said on process 0. CheckpointCorrupt: every copy is damaged; CheckpointError: only the local
+        directories have it, and not for these shardings; OSError: this process could not read it, which is no damage.
         """
         failed: CheckpointError | OSError | None = None
         if self._local is not None and local_first:
@@ -228,9 +227,7 @@ class Tiers:
         return restored, ours.record.token if isinstance(ours, NativeCheckpoint) else ""
 
     def _stray(self, step: int, opened: Record, listing: Listing, by_number: bool) -> str:
-        """On process 0, before a step is restored: what is wrong with its ancestors. Raises Stray if training went on beneath it
-        from another save, unless the caller has named the step ``by_number``.
-        """
+        """On process 0, what is wrong with a step's ancestors; Stray if training went on beneath it, unless ``by_number``."""
         local = {} if self._local is None else self._local.saves
         if (other := self._persistent.not_continued(step, opened, listing, local)) is None:
             return ""
@@ -246,10 +243,9 @@ class Tiers:
         list_steps: Callable[[], Sequence[tuple[int, bool | None]]],
         damaged: Callable[[int], None],
     ) -> RestoredStep | None:
-        """The result of ``restore`` for the newest step that it can restore; None if there is no step. ``list_steps`` gives
-        the steps as process 0 sees them, so that all processes try the same ones, from the same tier. Calls ``damaged`` for
-        each step that is skipped. Raises CheckpointCorrupt if there are steps and none can be loaded, or with
-        ``strict_latest`` if the newest one cannot.
+        """The result of ``restore`` for the newest step that it can restore; None if there is no step. All processes try the
+        steps of ``list_steps``; ``damaged`` is called for each that is skipped. CheckpointCorrupt: there are steps, and none can
+        be loaded, or with ``strict_latest`` not the newest.
         """
         for look in range(_LOOKS):
             candidates, misfit, stray = list_steps(), None, None

@@ -54,9 +54,7 @@ def runs_in(root: str) -> list[LocalRun]:
 
 
 def remove_run(run: LocalRun) -> bool:
-    """Removes what a run left; returns whether all of it is gone. If somebody uses the run again, nothing is removed. Each
-    folder of a process is hidden first, so that nobody meets half of a step.
-    """
+    """Removes what a run left, unless it is used; whether all is gone. Folders are hidden first: nobody meets half a step."""
     backend, path = PosixBackend(), run.path
     locks_work = locks_work_in(os.path.dirname(path))
     try:
@@ -135,9 +133,7 @@ def _folders(path: str) -> list[str]:
 
 
 def name_other_runs(root: str, run_name: str, directory: str) -> None:
-    """Logs the steps in a local directory that do not count, though of this ``directory``: its run file names another run. Passes
-    over what cannot be read.
-    """
+    """Logs the steps here that do not count, though of this ``directory``: its run file names another run."""
     found, ending = list[LocalRun | None](), f"-{hash_of(directory)}"
     with contextlib.suppress(OSError):
         for name in sorted(filter(_RUN.fullmatch, os.listdir(root))):

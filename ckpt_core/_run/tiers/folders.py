@@ -50,9 +50,7 @@ _MOST_FOLDERS = 64
 
 
 def local_root(directory: str | os.PathLike[str], persistent: str | None = None) -> str:
-    """The absolute path of a ``local_directory``; ValueError if it is a URL, or the ``persistent`` one itself,
-    NotADirectoryError if it is a file, CheckpointNotFound below a link that leads nowhere.
-    """
+    """Absolute path of a ``local_directory``; raises for a URL, a file, a link to nowhere, the ``persistent`` one itself."""
     root, local = resolve(directory)
     if not local:
         raise ValueError(f"local_directory must be on a file system of this host, got {root}")
@@ -68,9 +66,7 @@ def local_root(directory: str | os.PathLike[str], persistent: str | None = None)
 
 
 def folder_of(run: RunFile, root: str, persistent: str) -> str:
-    """The folder of a run in a local directory: the run's name with a hash of the persistent directory's path. A copy of that
-    directory is another run. Another name of it is not: links are followed.
-    """
+    """A run's folder: its name, and a hash of the persistent directory's real path, since a copy of that is another run."""
     return f"{root}/{run.name}-{hash_of(persistent)}" if run.name else f"{root}/none"
 
 
@@ -120,9 +116,7 @@ class Folders:
         self._use = _use(root)
 
     def look(self, run: RunFile) -> list[Place]:
-        """The readable parts here and beside it, the own ones first; parts of histories that ``run`` has left do not count, and
-        those of another number of processes are only noted.
-        """
+        """The readable parts that count, here and beside it, the own ones first; notes those of other numbers of processes."""
         own, beside, found = dict[int, Unread](), dict[int, Unread](), list[Place]()
         self.counts = {}
         for steps, step, opened in self._opened(own, beside):
@@ -203,9 +197,7 @@ class Folders:
     def _opened(
         self, own: dict[int, Unread], beside: dict[int, Unread], only: int | None = None
     ) -> Iterator[tuple[Steps, int, NativeCheckpoint]]:
-        """The parts of all steps, or ``only`` of one, that can be read here, and then beside it; logs the others, and notes those
-        in ``own`` and ``beside`` that may be sound.
-        """
+        """The readable parts of all steps, or ``only`` one, here, then beside it; notes others in ``own`` and ``beside``."""
         mine, others = os.path.basename(self.path), list[str]()
         with self._noting(own, self._root):
             others = self._beside()
@@ -350,9 +342,7 @@ class Folders:
             self._delete_in(self.own, lambda other, _: other == step)
 
     def retain(self, kept: Collection[int], saved: str, sources: Sequence[int]) -> None:
-        """Deletes own parts and copies of other steps than ``kept``, and copies for processes not in ``sources``. What stands
-        beside the path ``saved`` of the newest part under another prefix of names goes, too.
-        """
+        """Deletes parts and copies but those ``kept``, and for ``sources``; of the ``saved`` step also other directories."""
         wanted = {f"{self.path}/{_copies_of(source, self._count)}" for source in sources}
         for copies in self._copies():
             if copies.directory in wanted:
@@ -405,9 +395,7 @@ class Folders:
 
 
 def _use(root: str) -> LockFile | None:
-    """A lock that shows, before this process claims its own folder, that the run's is in use; see ``ended.remove_run``. None
-    if there is no such folder yet, or it is being removed.
-    """
+    """A lock that shows ``ended.remove_run`` that the run's folder is in use; None if there is none, or it is being removed."""
     with contextlib.suppress(OSError):
         for _ in range(_USE_TRIES):  # who lists the runs excludes others for a moment
             if (held := lock_folder(root, exclusive=False)) is not None:

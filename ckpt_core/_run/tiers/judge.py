@@ -119,9 +119,7 @@ class Judgement:
         return replace(self, unread=unread, counts=counts)
 
     def dump(self, count: int, publish: Callable[[list[str]], str]) -> str:
-        """As text for ``parse``: the same for all processes, and short. ``publish`` gives the name under which each process gets
-        its row, the sources that concern it.
-        """
+        """As text for ``parse``, short and the same for all; ``publish`` names a table with a row for each process."""
         rows: list[list[Any]] = [[] for _ in range(count)]
         for step, whole in self.steps.items():
             for process, found in whole.sources.items():
@@ -153,9 +151,7 @@ def _dumps(value: Any) -> str:
 
 
 def judge(everyone: Sequence[LocalParts], machines: Sequence[str]) -> Judgement:
-    """The steps that are whole, and from where each process gets what it lacks. Each process has an entry in ``everyone`` and in
-    ``machines``.
-    """
+    """The steps that are whole, and from where each process gets what it lacks; the arguments are by process."""
     saves: dict[int, dict[str, _Parts]] = {}
     for process, one in enumerate(everyone):
         for seen in one.parts:
@@ -186,9 +182,7 @@ _Parts = list[tuple[int, Seen]]
 def _sources(
     parts: _Parts, everyone: Sequence[LocalParts], machines: Sequence[str]
 ) -> dict[int, list[Source]]:
-    """For each process that lacks its part, its sources; an empty list if there are none. Those on its machine come first, and
-    processes take them in turn, so that load spreads.
-    """
+    """For each process that lacks its part, its sources, or none: those on its machine first, in turns to spread load."""
     here, givers = dict[int, list[Source]](), dict[Runs, list[Source]]()
     lacking = {*range(len(everyone))}
     for process, seen in parts:

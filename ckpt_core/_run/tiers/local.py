@@ -200,9 +200,7 @@ class LocalTier:
             self._run = run
 
     def delete(self, run: RunFile, unwanted: Callable[[int], bool] | None = None) -> None:
-        """Takes over which saves count; deletes the ``unwanted`` steps, by default those that count no more. All processes must
-        call it.
-        """
+        """Takes over which saves count, on all processes; deletes the ``unwanted`` steps, by default what counts no more."""
         self._use(run)
         last = self._run.earlier[-1][1] if self._run.earlier else MAX_STEP
         gone = unwanted or (lambda step: step > last)
@@ -286,9 +284,7 @@ class LocalTier:
     def prepare(
         self, what: StepToSave, *, replaced_first: bool = False
     ) -> tuple[LocalSave, Callable[[], None]]:
-        """A save, whose snapshot the caller takes; and what then runs it and deletes old steps. With ``replaced_first`` it runs
-        once the persistent directory has the new save in place of the old one.
-        """
+        """A save for its snapshot, and what then runs it and deletes old steps; ``replaced_first``: after the persistent one."""
         folders = self._folders
         path = folders.own.new_path(what.step)
         folders.claim_again_if_emptied()

@@ -301,9 +301,7 @@ def _strangers(introduced: Sequence[_Introduced]) -> str:
 
 
 def bring(key: Key, pieces: Pieces, target: Target) -> None:
-    """Brings a part and verifies it. If anything is wrong, nothing remains of it. Raises
-    CheckpointCorrupt if it is damaged, or another one; ConnectionError if it could not be fetched.
-    """
+    """Brings a part, verified, or nothing. CheckpointCorrupt: damaged, or another one; ConnectionError: not fetched."""
     head = b"".join(_bounded(pieces(0), most_bytes(RECORD_FILE), RECORD_FILE))
     record = load_record(head)
     serves = record.part is None or contains(record.part.serves, key.writer)
@@ -395,9 +393,8 @@ def pieces_of_files(paths: Sequence[str]) -> Pieces:
 def fetch_lost(
     step: int, token: str, sources: Sequence[Source], peers: Peers, folders: Folders
 ) -> None:
-    """Gets this process's part of a whole step, which it lacks or which is damaged here, from wherever it is whole; blocks
-    meanwhile. All have agreed on the sources before, in ``judge.judge``, and the others only serve files. Raises
-    CheckpointNotFound if it may not be brought here, else what ``fetch_first`` does.
+    """Gets this process's part of a step, which it lacks or which is damaged, from the sources on which all agreed before; the
+    others only serve files. Raises CheckpointNotFound if it may not be brought here, else what ``fetch_first`` does.
     """
     mine, target = peers.index, folders.own_target(step)
     lost = f"the part of process {mine} of step {step} is lost or damaged in its local directory, and could not be fetched"

@@ -130,9 +130,7 @@ def combine_offers(offers: Sequence[Sequence[Any]], groups: Table, partners: boo
 
 
 class LocalSave(Save):
-    """One save of all processes, each into its own directory: all commit, or none. The processes agree three times: that they save the
-    same; that all have made their files durable and still own their directories; and that all have committed.
-    """
+    """One save into each process's own directory: all agree on what is saved, that it is durable, and that it is committed."""
 
     def __init__(
         self,
@@ -314,9 +312,7 @@ class Copier:
         return True
 
     def close(self, steps: Mapping[int, str], timeout_secs: float) -> None:
-        """Finishes; also copies the newest of ``steps`` (with their tokens), if copies of an earlier one were still being
-        made then. The timeout is for all of it.
-        """
+        """Finishes, in that time; also copies the newest of ``steps``, with tokens, if an earlier one was being copied."""
         if not self._peers.copies:
             return
         try:
