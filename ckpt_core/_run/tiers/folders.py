@@ -250,6 +250,10 @@ class Folders:
             return self._copies_in(self.path) if self._count > 1 else []
         return []
 
+    def _copies_of(self, index: int) -> str:
+        """The folder here for copies of the parts of process ``index``."""
+        return f"{self.path}/partner-of_{index}-of-{self._count}"
+
     def _steps(self, folder: str) -> Steps:
         return Steps(folder, True, self.backend, self.own.names)
 
@@ -312,7 +316,7 @@ class Folders:
             wanted()
             self.lease.check()
 
-        copies = self._steps(f"{self.path}/{_copies_of(source, self._count)}")
+        copies = self._steps(self._copies_of(source))
         path = copies.path(step)
         there = copies.saved(os.path.basename(path)).token
         return Target(path, self.backend, self._options.durable, may_commit, there)
@@ -343,7 +347,7 @@ class Folders:
 
     def retain(self, kept: Collection[int], saved: str, sources: Sequence[int]) -> None:
         """Deletes parts and copies but those ``kept``, and for ``sources``; of the ``saved`` step also other directories."""
-        wanted = {f"{self.path}/{_copies_of(source, self._count)}" for source in sources}
+        wanted = {*map(self._copies_of, sources)}
         for copies in self._copies():
             if copies.directory in wanted:
                 self._delete_in(copies, lambda step, _: step not in kept)
@@ -411,11 +415,6 @@ def _undeleted(where: str) -> Generator[None]:
         yield
     except OSError as error:
         logger.warning("could not delete what is in %s: %s", where, error)
-
-
-def _copies_of(index: int, count: int) -> str:
-    """The folder, in that of its partner, of copies of the parts of process ``index``."""
-    return f"partner-of_{index}-of-{count}"
 
 
 def _numbers(folder: str) -> tuple[int, int]:

@@ -85,7 +85,8 @@ class LocalTier:
         self.reads_alone = directory.read_only and processes.count == 1
         self._persistent = directory
         self._run = run
-        self._complete: dict[int, str] = {}
+        # The steps that all processes have, as of their last agreement, with the tokens of their saves.
+        self.complete: dict[int, str] = {}
         self._opened: dict[int, NativeCheckpoint] = {}  # own parts, as the last look found them
         self._found = Judgement({}, {})  # by the last look
         self._has_saved = False
@@ -101,18 +102,13 @@ class LocalTier:
         self._copied: int | None = None
         wait_for_others([self.in_flight], options.timeout_secs)
         self.look()
-        if not self._complete:
+        if not self.complete:
             name_other_runs(root, run.name, directory.path)
-
-    @property
-    def complete(self) -> Mapping[int, str]:
-        """The steps that all processes have, as of their last agreement, with the tokens of their saves."""
-        return self._complete
 
     @property
     def standing(self) -> set[int]:
         """The complete steps, and those that could not be read: no save begins in their place."""
-        return {*self._complete, *self._found.unread} - {MAX_STEP}
+        return {*self.complete, *self._found.unread} - {MAX_STEP}
 
     @property
     def saves(self) -> Saves:
@@ -181,7 +177,7 @@ class LocalTier:
 
     def is_older(self, step: int, token: str) -> bool:
         """Whether the local copy of a complete step is an older save than the one with ``token``."""
-        return self._run.newer(step, token, than=self._complete[step])
+        return self._run.newer(step, token, than=self.complete[step])
 
     def claim(self) -> None:
         """Claims this process's directory: the next commit of an older writer there fails."""
@@ -204,13 +200,13 @@ class LocalTier:
         self._use(run)
         last = self._run.earlier[-1][1] if self._run.earlier else MAX_STEP
         gone = unwanted or (lambda step: step > last)
-        if unwanted is None and (left := [step for step in sorted(self._complete) if gone(step)]):
+        if unwanted is None and (left := [step for step in sorted(self.complete) if gone(step)]):
             logger.warning(
                 "%s: deleted steps %s: training does not continue from them",
                 self.directory,
                 str(left)[1:-1],
             )
-        self._complete = {step: one for step, one in self._complete.items() if not gone(step)}
+        self.complete = {step: one for step, one in self.complete.items() if not gone(step)}
         self._found = self._found.without(gone)
         self._copier.cancel()
         self._folders.delete(gone)
@@ -218,8 +214,8 @@ class LocalTier:
     def forget(self, run: RunFile) -> None:
         """Takes over which saves count, and deletes nothing: the next claim or look cleans up."""
         self._use(run)
-        counting = {s: t for s, t in self._complete.items() if run.order(s, t) is not None}
-        self._complete = counting if run.name else self._complete
+        counting = {s: t for s, t in self.complete.items() if run.order(s, t) is not None}
+        self.complete = counting if run.name else self.complete
 
     def refresh(self) -> None:
         """A reader alone looks again: its writer may have saved, left or replaced steps since."""
@@ -257,11 +253,11 @@ class LocalTier:
                 step,
                 absent,
             )
-        self._complete = {step: whole.token for step, whole in found.steps.items()}
+        self.complete = {step: whole.token for step, whole in found.steps.items()}
         self._opened = {
             seen.step: opened
             for seen, opened in places
-            if seen.in_place and self._complete.get(seen.step) == seen.token
+            if seen.in_place and self.complete.get(seen.step) == seen.token
         }
         self._protected = max((s for s, whole in found.steps.items() if whole.twice), default=None)
 
@@ -270,7 +266,7 @@ class LocalTier:
 
         def open_part() -> Any:
             whole = self._found.steps.get(step)
-            if whole and whole.sources and whole.token == self._complete.get(step):
+            if whole and whole.sources and whole.token == self.complete.get(step):
                 (sources,) = whole.sources.values()  # this process lacks its part
                 fetch_lost(step, whole.token, sources, self._peers, self._folders)
                 whole.sources.clear()
@@ -305,11 +301,11 @@ class LocalTier:
         save = LocalSave(job, folders, self._peers, self._copier, self._groups)
 
         def save_and_retain() -> None:
-            if what.step not in self._complete and folders.backend.exists(path):
+            if what.step not in self.complete and folders.backend.exists(path):
                 folders.discard(what.step)  # left by a failed save, or of another lineage
             # The processes replace their parts at different moments: meanwhile it is incomplete.
-            before = self._complete.get(what.step)
-            self._complete = {s: old for s, old in self._complete.items() if s != what.step}
+            before = self.complete.get(what.step)
+            self.complete = {s: old for s, old in self.complete.items() if s != what.step}
             self._opened.pop(what.step, None)
             try:
                 save.run()
@@ -317,7 +313,7 @@ class LocalTier:
                 alone = self._processes.count == 1
                 stands = not save.may_have_replaced or (alone and not is_visible(error))
                 if before is not None and stands and not replaced_first:
-                    self._complete = {**self._complete, what.step: before}
+                    self.complete = {**self.complete, what.step: before}
                 raise
             # steps of another number of processes are not needed any more after a save
             self._found = replace(self._found, counts={})
@@ -334,18 +330,18 @@ class LocalTier:
         the newest step that all partners have copied, and the one that they copy now: once a host loses its part, a step is
         only of use with that copy. Begins to copy the saved one, if all agreed to.
         """
-        complete = {**self._complete, step: save.token}
+        complete = {**self.complete, step: save.token}
         kept = {step, *sorted(complete)[-self._options.local_max_to_keep :]}
         if self._peers.copies:
-            if save.protected and save.protected in self._complete.items():  # not saved once more
+            if save.protected and save.protected in self.complete.items():  # not saved once more
                 self._protected = save.protected[0]
-            elif self._protected not in self._complete:
-                self._protected = max(self._complete, default=None)
+            elif self._protected not in self.complete:
+                self._protected = max(self.complete, default=None)
             if save.copies:
                 self._copied = step
                 self._copier.copy(step, save.token)
             kept |= complete.keys() & {self._protected, self._copied}
-        self._complete = {one: complete[one] for one in kept}
+        self.complete = {one: complete[one] for one in kept}
         self._folders.retain(kept, save.job.target, self._peers.sources)
 
     def restore(
@@ -353,14 +349,16 @@ class LocalTier:
     ) -> tuple[RestoredStep, str] | CheckpointError | OSError:
         """Restores a step from the local directories, see ``read``; also gives the token of its save."""
 
-        def restored(opening: _load.Opening) -> RestoredStep:
-            return _load.restore_checkpoint(opening, targets, request, step)
-
-        token = self._complete.get(step, "")
-        found = self.read(step, restored)
+        token = self.complete.get(step, "")
+        found = self.read(
+            step, lambda opening: _load.restore_checkpoint(opening, targets, request, step)
+        )
         if not isinstance(found, RestoredStep):
             return found
-        self._copy_again(step)
+        if self._peers.copies and step == max(self.complete, default=None):
+            self._copied = step  # partners copy it where they lost their copies
+            if self._folders.lease.claimed and self._copier.report[0] != "busy":
+                self._copier.copy(step, self.complete[step])
         return found, token
 
     def read(
@@ -371,7 +369,7 @@ class LocalTier:
         another copy, a Misfit if all parts are whole; raises one that the local files do not cause. ``first`` opens the step
         for the first try.
         """
-        token, fetches = self._complete.get(step), self._processes.count > 1 and not self._read_only
+        token, fetches = self.complete.get(step), self._processes.count > 1 and not self._read_only
         unread: Exception | None = None
         try:
             while True:
@@ -395,7 +393,7 @@ class LocalTier:
                     if verdict in ("mend", "unread") and fetches:
                         fetches = False
                         self.look()  # without the parts that are of no use
-                        if token is not None and self._complete.get(step) == token:
+                        if token is not None and self.complete.get(step) == token:
                             continue
                     fits = alone or verdict != "other"
                     logger.warning(
@@ -408,7 +406,7 @@ class LocalTier:
                         if not alone:
                             self.look()  # it is there as before
                     else:
-                        self._complete.pop(step, None)
+                        self.complete.pop(step, None)
                         made = damage_of if fits else misfit_of
                         found = made(self.directory, step, error)
                         kind = type(found).__name__
@@ -417,15 +415,6 @@ class LocalTier:
                     return found
         finally:
             self._folders.try_again()
-
-    def _copy_again(self, step: int) -> None:
-        """After a restore: partners copy the newest step where they lost their copies of it."""
-        newest = max(self._complete, default=None)
-        if not self._peers.copies or step != newest:
-            return
-        self._copied = step
-        if self._folders.lease.claimed and self._copier.report[0] != "busy":
-            self._copier.copy(step, self._complete[step])
 
     def _agree_after(self, step: int, error: Exception) -> str:
         """If one process fails, all fail: they agree to mend it, to try another copy, or to raise."""
@@ -441,13 +430,13 @@ class LocalTier:
 
     def _state(self, step: int) -> State:
         """Whether every byte of this process's part is as it was saved."""
-        return self._folders.state(step, self._complete.get(step))
+        return self._folders.state(step, self.complete.get(step))
 
     def close(self, secs_left: float | None = None) -> None:
         """Releases the claim, when partners have copies of the last step or no grace period is left."""
         limit_secs = self._options.timeout_secs
         try:
-            self._copier.close(self._complete, limit_secs if secs_left is None else secs_left)
+            self._copier.close(self.complete, limit_secs if secs_left is None else secs_left)
         finally:
             self._peers.withdraw()
             self._folders.close()

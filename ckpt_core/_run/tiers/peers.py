@@ -79,11 +79,6 @@ class Peers:
     sources: tuple[int, ...] = ()  # the processes that have this one as partner
     _found: dict[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
 
-    @property
-    def index(self) -> int:
-        """Of this process."""
-        return self.processes.index
-
     def find(self, process: int) -> tuple[str, int]:
         """Address and port at which a process serves, asked of the coordination service once; port 0 if it serves nothing.
         ConnectionError if it is not known, or has ended.
@@ -115,7 +110,7 @@ class Peers:
         """Serves no longer, and takes back all that concerns this process."""
         self.close()
         if self.folder:
-            self.processes.drop(f"{self.folder}/{self.index}")
+            self.processes.drop(f"{self.folder}/{self.processes.index}")
 
 
 class Table:
@@ -359,7 +354,7 @@ def fetch_first(
 
 
 def _bring_from(source: Source, key: Key, peers: Peers, target: Target) -> None:
-    if source.process == peers.index:
+    if source.process == peers.processes.index:
         paths = peers.served(key)
         if paths is None:
             raise Lacking("it was here and is gone")
@@ -396,7 +391,7 @@ def fetch_lost(
     """Gets this process's part of a step, which it lacks or which is damaged, from the sources on which all agreed before; the
     others only serve files. Raises CheckpointNotFound if it may not be brought here, else what ``fetch_first`` does.
     """
-    mine, target = peers.index, folders.own_target(step)
+    mine, target = peers.processes.index, folders.own_target(step)
     lost = f"the part of process {mine} of step {step} is lost or damaged in its local directory, and could not be fetched"
     source, failures = fetch_first((step, token), sources, peers, target, lost)
     state, why = folders.left_out.pop((step, token), ("", ""))

@@ -149,10 +149,6 @@ class LocalSave(Save):
         self.protected: tuple[int, str] | None = None  # that the partners have whole copies of
         self.may_have_replaced = False  # a process may have put the step in an older one's place
 
-    def start(self) -> None:
-        if self.job.processes.count > 1:
-            self._agree_to_start()
-
     def write_part(self) -> str:
         self._lease.claim()
         self.begin()
@@ -167,8 +163,10 @@ class LocalSave(Save):
         # before the last agreement: live processes still hold their claims
         self._folders.discard_leftovers(of_others=False)
 
-    def _agree_to_start(self) -> None:
+    def start(self) -> None:
         """All processes agree on token, groups and copies, before anything is written."""
+        if self.job.processes.count == 1:
+            return
         job, copied, states = self.job, self._copier.report, States()
         index, processes = job.processes.index, job.processes
 
@@ -203,12 +201,10 @@ class LocalSave(Save):
                 )
             received = [json.loads(text or "") for text in texts]
             for at, item in enumerate(self.items):
-                files = {
-                    name: text for one in received for name, text in one.get(item.name, {}).items()
-                }
                 others = {
                     name: text.encode(errors="surrogateescape")
-                    for name, text in files.items()
+                    for one in received
+                    for name, text in one.get(item.name, {}).items()
                     if name not in item.state_files
                 }
                 self.items[at] = replace(item, others=others)
@@ -306,7 +302,7 @@ class Copier:
     def _is_copied(self) -> bool:
         """Whether a partner has this step."""
         with contextlib.suppress(OSError, RuntimeError):  # of the service
-            key = f"{self._peers.folder}/{self._peers.index}/copied"
+            key = f"{self._peers.folder}/{self._peers.processes.index}/copied"
             told = self._peers.processes.get(key) or ""
             return _processes.coordination().client is None or self._now[1] in told.split(" ")
         return True
