@@ -23,8 +23,7 @@ from ckpt_core._errors import CheckpointError, drop_locals
 from ckpt_core._fork import HOME, forked
 from ckpt_core._platform import LINUX
 
-_HEAD_START_SECS = 0.1
-"""Maximum wait of a new thread for its starter to continue; an interrupt may prevent the flag."""
+_HEAD_START_SECS = 0.1  # maximum wait of a new thread for its starter to continue
 
 
 class Pending:

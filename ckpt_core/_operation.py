@@ -114,8 +114,7 @@ def _record(event: Event) -> None:
 
 PROGRESS_SECS = 0.1
 """Minimum interval between two progress events."""
-_STACKS_AT_REPORT = 5
-"""This report shows the stacks, once: by then it is no slow disk any more."""
+_STACKS_AT_REPORT = 5  # this report shows the stacks, once: by then it is no slow disk any more
 
 
 @dataclass(eq=False)

@@ -23,8 +23,7 @@ from ckpt_core._processes import wire
 from ckpt_core._processes.wire import NotTogether, Said
 
 logger = logging.getLogger("ckpt_core")
-_REPORT_SECS = 5.0
-"""Interval at which a waiting process logs which processes it waits for."""
+_REPORT_SECS = 5.0  # interval at which a waiting process logs which processes it waits for
 _LOOK_SECS = 1.0
 _absent: dict[str, Sequence[int]] = {}
 """Tag of an agreement -> the processes that have not arrived there."""

@@ -19,8 +19,7 @@ from ckpt_core._errors import (
 )
 from ckpt_core._lazy import jax
 
-_KEPT_ANSWERS = 4096
-"""Process 0 deletes an answer when it has given so many more."""
+_KEPT_ANSWERS = 4096  # process 0 deletes an answer when it has given so many more
 _MOST_AHEAD = 2048
 """After so many answers for which process 0 waited for nobody, it waits once: no answer is deleted before all have it."""
 

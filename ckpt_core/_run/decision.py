@@ -25,10 +25,8 @@ from ckpt_core._run.steps import SAVE_NOW_FILE, RunDirectory
 _NOT_LOOKED = -1
 LOOK_SECS, STORE_LOOK_SECS = 5.0, 30.0
 """Between two looks for that file in a file system, and in an object store, where each is a request."""
-_MOST_STEPS = 100
-"""Between two looks of several processes: after fast steps may come slow ones."""
-_WAIT_SECS = 0.2
-"""Training waits no longer for a look: a directory that hangs must not stop it."""
+_MOST_STEPS = 100  # between two looks of several processes: after fast steps may come slow ones
+_WAIT_SECS = 0.2  # training waits no longer for a look: a directory that hangs must not stop it
 
 
 class SaveDecision:

@@ -14,10 +14,8 @@ from typing import NamedTuple
 
 from ckpt_core._errors import CheckpointExists
 
-_ANY_STEP = 2**63 - 1
-"""No step has a greater number."""
-_SHOWN = 5
-"""Maximum number of steps that a message names."""
+_ANY_STEP = 2**63 - 1  # no step has a greater number
+_SHOWN = 5  # maximum number of steps that a message names
 
 
 class Identity(NamedTuple):
@@ -200,8 +198,7 @@ class Saved(NamedTuple):
 
 Saves = Mapping[int, Saved]
 """Of each step."""
-_LINEAGE = 16
-"""The digits of a token that its writer drew; the rest counts its saves."""
+_LINEAGE = 16  # the digits of a token that its writer drew; the rest counts its saves
 
 
 def continues_another(parent: Identity, token: str | None) -> bool:

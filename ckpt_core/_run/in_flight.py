@@ -17,8 +17,7 @@ from ckpt_core._processes import Processes
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_LOOK_SECS = 0.5
-"""Interval at which a wait for a save checks whether the run was asked to stop."""
+_LOOK_SECS = 0.5  # interval at which a wait for a save checks whether the run was asked to stop
 
 
 def wait_for_all(

@@ -29,8 +29,7 @@ DAMAGED = "damaged"
 RETIRED = "retired"
 """Directory for steps of a branch that training left, or of a run that was taken over."""
 _PAUSE_SECS = 0.05
-_READER_SECS = 30.0
-"""Maximum time that a save waits for readers of a step that it has to move away."""
+_READER_SECS = 30.0  # maximum time that a save waits for readers of a step that it has to move away
 
 
 @dataclass

@@ -26,8 +26,7 @@ MOST_BYTES = 64 * MIB
 """Maximum size of the file: going back may remove thousands of steps."""
 _MOST_EARLIER = 64
 """Lineages that are kept. Local directories hold a few of the newest steps, so older ones are of no use."""
-_MOST_DELETED = 256
-"""Deleted, and replaced, numbers that are kept."""
+_MOST_DELETED = 256  # deleted, and replaced, numbers that are kept
 _OF_0_1_0 = re.compile(rb"run-[0-9a-f]{16}\n")
 _NAME = re.compile(r"(run-[0-9a-f]{16})?")
 _TOKEN = re.compile(r"[0-9a-f]{32}")

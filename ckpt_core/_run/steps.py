@@ -45,12 +45,10 @@ from ckpt_core._storage import backend_of
 
 SAVE_NOW_FILE = ".ckpt-save-now"
 """A request to save now, beside the steps; see ``SaveNow``."""
-_LOOK_SECS = 1.0
-"""Interval at which a directory is listed while somebody waits for a new step."""
+_LOOK_SECS = 1.0  # interval at which a directory is listed while somebody waits for a new step
 _ANCESTORS, _LEAVES = 64, 10_000
 """So many records of the steps from which the restored one descends a restore reads, or those of so many leaves."""
-_LOOKS = 3
-"""A directory that is just being replaced by two renames may be in none of two looks, as they are not one operation."""
+_LOOKS = 3  # a directory that two renames replace just now may be in none of two looks
 
 
 def refuse_no_directory(directory: str, local: bool) -> None:

@@ -21,8 +21,7 @@ _CONSTANT = ". A constant of the program is saved as ckpt.Json(...) or ckpt.File
 
 
 _Pipeline = tuple[weakref.ref[Any], str | None, bool]
-_ARGUMENTS = frozenset(["metrics", "metadata", "options"])
-"""Names of items that calls have for other things."""
+_ARGUMENTS = ("metrics", "metadata", "options")  # of calls: no items can be passed by these names
 
 
 @dataclass

@@ -35,12 +35,9 @@ if TYPE_CHECKING:
     from ckpt_core._save.job import PreparedItem, SaveJob
     from ckpt_core._save.plan import PlannedLeaf
 
-_SHOWN = 160
-"""A message shows at most this many characters of each of two differing texts."""
-_WHOLE_TEXT = 80
-"""A value of so many characters or less is compared as it is, a longer one by its digest."""
-_NAMED = 5
-"""A message lists at most this many of the processes that differ."""
+_SHOWN = 160  # a message shows at most this many characters of each of two differing texts
+_WHOLE_TEXT = 80  # a value of so many characters or less is compared as it is, not by its digest
+_NAMED = 5  # a message lists at most this many of the processes that differ
 _MOST_PASSED_BYTES = 2**32
 _KINDS = {
     "tree": "a tree",

@@ -48,8 +48,7 @@ if TYPE_CHECKING:
 
 
 _ARGUMENTS = ("overwrite", "metadata", "options", "items", "metrics", "force")
-_OF_METRICS = "metrics", "json"
-"""Name and form of an item whose values stand where Orbax looks for metrics, too."""
+_OF_METRICS = "metrics", "json"  # name and form of an item that Orbax takes for metrics, too
 
 
 class _Nothing:

@@ -33,10 +33,8 @@ from ckpt_core._tree import format_path
 from ckpt_core._tree.flatten import Key, Node, Path
 from ckpt_core.arguments import answering
 
-_SMALL_ADD_BYTES = 8 * MIB
-"""What is added in smaller pieces waits in memory, until it fills a file."""
-_WAITING_BYTES = 64 * MIB
-"""So much of it waits at most."""
+_SMALL_ADD_BYTES = 8 * MIB  # what is added in smaller pieces waits in memory, until it fills a file
+_WAITING_BYTES = 64 * MIB  # so much of it waits at most
 _DICTS = ("dict", "ordered")
 
 

@@ -35,8 +35,7 @@ from ckpt_core._tree.leaves import CHANGEABLE_KINDS, TEXT_KINDS, LeafSpec, descr
 from ckpt_core._tree.patterns import idle_patterns, pattern_to_regex
 from ckpt_core._words import some
 
-_REMEMBERED = 16
-"""Number of plans in the cache: a Checkpointer saves few different items, to two tiers."""
+_REMEMBERED = 16  # plans in the cache: a Checkpointer saves few different items, to two tiers
 
 _NO_VALUES: Mapping[str, str] = types.MappingProxyType({})
 Rules = Mapping[str, str | None]

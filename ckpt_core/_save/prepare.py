@@ -64,8 +64,7 @@ Parts = dict[tuple[int, int], Any]
 numpy arrays. Of a leaf that no sharding places there is one, at 0, or none."""
 NOTES: tuple[str, ...] = ("metadata", "data.json")
 """Where Orbax's Json handlers look, of v0 and of v1."""
-_HELD_BYTES = MIB
-"""Smaller files are read before the save returns."""
+_HELD_BYTES = MIB  # smaller files are read before the save returns
 _HELD_BYTES_IN_ALL = 64 * MIB
 
 

@@ -45,10 +45,8 @@ from ckpt_core._storage import INDEX_FILE, ArrayToWrite, ArrayWriter, Rows, enco
 
 Around = Callable[[Callable[[], None]], None]
 """Calls its argument, which writes and commits; may do more before and after, on that thread."""
-_FILES_AT_ONCE = 4
-"""Number of data files that are written at once."""
-_UPLOADED_FILE_BYTES = 32 * MIB
-"""Maximum size of a data file in an object store, since it is in memory as a whole."""
+_FILES_AT_ONCE = 4  # number of data files that are written at once
+_UPLOADED_FILE_BYTES = 32 * MIB  # of a data file in an object store: it is in memory as a whole
 
 
 def save(

@@ -42,8 +42,7 @@ LINKED_DIRECTORY = "ocdbt.linked"
 LEAST_FILE_BYTES = 1 * MIB
 """Smaller files are written anew, which costs no more; a damaged one then damages one step only."""
 _THREADS = min(4, os.cpu_count() or 1)
-_FIRST_LOOK_BYTES = 64 * KIB
-"""Compare this much of a chunk first: a changed array usually differs there already."""
+_FIRST_LOOK_BYTES = 64 * KIB  # compared first: a changed array usually differs there already
 
 
 class _SavedItem(NamedTuple):

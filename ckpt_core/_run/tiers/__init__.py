@@ -28,12 +28,9 @@ from ckpt_core._saved import Checkpoint, NativeCheckpoint
 
 T = TypeVar("T")
 
-_FROM_RESTORE = 7
-"""Frames from the caller of ``restore`` to a warning of ``Tiers.restore``."""
-_FROM_LATEST = 7
-"""Frames from the caller of ``restore_latest`` to a warning of ``Tiers._say_newer``."""
-_LOOKS = 3
-"""Number of times to list the directory, if every listed step is deleted before it is read."""
+_FROM_RESTORE = 7  # frames from the caller of ``restore`` to a warning of ``Tiers.restore``
+_FROM_LATEST = 7  # the same of ``restore_latest`` and ``Tiers._say_newer``
+_LOOKS = 3  # times to list the directory, if every listed step is deleted before it is read
 
 
 class Tiers:

@@ -45,8 +45,7 @@ FOLDER = re.compile(r"process_(\d+)-of-(\d+)")
 COPIES = re.compile(r"partner-of_(\d+)-of-(\d+)")
 _USE_TRIES, _USE_PAUSE_SECS = 50, 0.02
 _MOST_TEXT = 500
-_MOST_FOLDERS = 64
-"""Maximum number of folders of other processes in which a process looks."""
+_MOST_FOLDERS = 64  # maximum number of folders of other processes in which a process looks
 
 
 def local_root(directory: str | os.PathLike[str], persistent: str | None = None) -> str:

@@ -27,10 +27,8 @@ from ckpt_core._errors import (
 from ckpt_core._format.part import Runs, contains, dump_runs, parse_runs
 from ckpt_core._run.run_file import Order
 
-_NAMED = 5
-"""Maximum number of processes named in a message as lacking a step."""
-_SOURCES = 3
-"""Maximum number of processes from which one tries to fetch a part."""
+_NAMED = 5  # maximum number of processes named in a message as lacking a step
+_SOURCES = 3  # maximum number of processes from which one tries to fetch a part
 Partners = Literal["host"] | Callable[[int, int], int] | None
 """``Options.partners``."""
 

@@ -56,10 +56,8 @@ _OPEN = (
     "coordinator's port can read it there, and fetch the local steps of every process. Set "
     "Options(peer_secret_file=) to a file with 32 random bytes and the mode 0600, the same on each host"
 )
-_WAITS = 8
-"""A process that gives up this many connections, one after the other, is still in time for the others."""
-_VERIFY_BYTES = 256 * MIB
-"""Maximum host memory in which a part is verified, if no chunk is larger."""
+_WAITS = 8  # a process that gives up so many connections in turn is still in time for the others
+_VERIFY_BYTES = 256 * MIB  # maximum host memory in which a part is verified, if no chunk is larger
 Pieces = Callable[[int], Iterator[bytes]]
 """The content of a file of a part, block by block: 0 is ckpt.json, then come its files by name."""
 

@@ -39,8 +39,7 @@ MOST_STATE_BYTES = 64 * KIB
 BLOCK = 8
 """Maximum number of processes that get each other's pipeline states."""
 _LOOK_SECS = 0.2
-_STALLED_SECS = 10.0
-"""``Copier.finish`` gives up if no partner is connected for this time."""
+_STALLED_SECS = 10.0  # ``Copier.finish`` gives up if no partner is connected for this time
 
 States = dict[str, dict[str, str]]
 """Of data pipelines: item -> file name -> content."""
