@@ -87,18 +87,13 @@ class Lacking(ConnectionError):
     """The peer was reached, and does not have the part: asked once more, it would say so again."""
 
 
-def _authorization(secret: str) -> str:
-    """The header by which a request shows that it comes from this job."""
-    return f"Bearer {secret}"
-
-
 class Connection:
     """A connection to a peer, from which files are fetched one after the other. It fails if no byte comes for ``idle_secs``."""
 
     def __init__(self, address: str, port: int, secret: str, idle_secs: float = IDLE_SECS) -> None:
         self._used = time.monotonic()
         self._where = f"{address}:{port}"
-        self._headers = {"Authorization": _authorization(secret)}
+        self._headers = {"Authorization": f"Bearer {secret}"}
         self._http = http.client.HTTPConnection(address, port, timeout=idle_secs)
 
     def pieces(self, key: Key, position: int) -> Iterator[bytes]:
@@ -162,7 +157,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def __init__(self, address: str, secret: str, served: ServedParts) -> None:
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self.authorized = _authorization(secret).encode()
+        self.authorized = f"Bearer {secret}".encode()
         self.served = served
         self._last_used = time.monotonic()
         self._open = set[Any]()  # connections
@@ -250,15 +245,11 @@ class _Handler(BaseHTTPRequestHandler):
                 self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, why)
             return
         with file:
-            self._send(file)
-
-    def _send(self, file: Any) -> None:
-        size_bytes = os.fstat(file.fileno()).st_size
-        self._answer(HTTPStatus.OK, size_bytes)
-        if size_bytes and self.connection.sendfile(file, 0, size_bytes) < size_bytes:
-            self.close_connection = (
-                True  # it became shorter: the receiver sees that bytes are missing
-            )
+            size_bytes = os.fstat(file.fileno()).st_size
+            self._answer(HTTPStatus.OK, size_bytes)
+            if size_bytes and self.connection.sendfile(file, 0, size_bytes) < size_bytes:
+                # it became shorter: the receiver sees that bytes are missing
+                self.close_connection = True
 
     def _refuse(self, status: HTTPStatus, reason: str | None = None) -> None:
         self.close_connection = True

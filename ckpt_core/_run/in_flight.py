@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ckpt_core._background import PendingSave, unfinished, wait_for_saves
 from ckpt_core._errors import ANSWERS, CheckpointError, GraceExceeded, at_the_call
@@ -169,16 +169,7 @@ class Turns:
     doing: str | None = None
 
 
-class TakesTurns(Protocol):
-    """An object whose methods may be called from any thread."""
-
-    _turns: Turns
-
-
-T = TypeVar("T", bound=TakesTurns)
-
-
-def in_turn(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
+def in_turn(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
     """Decorator: the method waits until no other thread is inside a decorated method of the object. A call that would wait
     for itself raises CheckpointError: one from inside another call (a signal handler, a listener, a policy), or from the
     thread of a background save. What others in this process save there ends first, except for those
@@ -190,13 +181,13 @@ def in_turn(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P
     unnamed_step = "step" in code.co_varnames[: code.co_posonlyargcount]
 
     @functools.wraps(method)
-    def taking_turns(self: T, *args: P.args, **kwargs: P.kwargs) -> R:
+    def taking_turns(self: Any, *args: P.args, **kwargs: P.kwargs) -> R:
         if unnamed_step and "step" in kwargs and not args:
             step = kwargs["step"]
             raise TypeError(f"the step comes first, without a name: write {name}({step!r}, ...)")
         if os.getpid() != HOME.pid:
             raise forked()  # a lock that was held at the fork stays locked forever in the child
-        turns = self._turns  # pyright: ignore[reportPrivateUsage]
+        turns: Turns = self._turns
         if any(save.is_this_thread for save in turns.saves):
             raise _refusal(turns, name, "its save in the background")
         with turns.lock:

@@ -152,8 +152,7 @@ class Run:
         # a local save may begin while a persistent one still reads its buffers
         staging = self._stagings[-1 if persists else 0]
         release = staging.lend((self.local is not None) + persists)
-        parent = changes.base and (changes.base.step, changes.base.token)
-        contents = StepToSave(step, items, fields, token, parent, release=release)
+        contents = StepToSave(step, items, fields, token, changes.base, release=release)
         if changes.detached:
             # it has left nothing: the next save looks at the steps again
             self.trail = replace(self.trail, lineage="")
