@@ -112,9 +112,7 @@ class Round:
             if error is not None:
                 raise error
             return judge([value]) or ""
-        mine = Said(self.call, value)
-        if error is not None:
-            mine = Said.error_of(index, self.call, error)
+        mine = Said(self.call, value) if error is None else Said.error_of(index, self.call, error)
         client, tag = coordination().client, f"{self._tag}/{next(self._numbers)}"
         _absent[tag] = [0] if index else []
         try:

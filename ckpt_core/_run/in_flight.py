@@ -81,8 +81,7 @@ class SaveSlot:
     @property
     def running(self) -> bool:
         """Whether a save is being written now."""
-        now = self._now
-        return now is not None and not now[0].ended
+        return self.step is not None
 
     @property
     def step(self) -> int | None:

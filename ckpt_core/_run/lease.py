@@ -20,7 +20,7 @@ from ckpt_core._operation import logger
 from ckpt_core._platform import of_tasks
 
 OWNER_FILE = ".ckpt-owner"
-_TRIES = 5
+_TRIES = 6
 _PAUSE_SECS = 0.02
 
 
@@ -90,14 +90,13 @@ class Lease:
 
     def check(self) -> None:
         """Raises CheckpointError if this writer no longer owns the directory; called right before a commit."""
-        now = self._backend.read(self._directory, OWNER_FILE, SHORT_BYTES)
         for _ in range(_TRIES):
+            now = self._backend.read(self._directory, OWNER_FILE, SHORT_BYTES)
             if now is not None:
                 break
             # another writer, who is closing, may have it in hand for a moment: see ``Backend.release``
             time.sleep(_PAUSE_SECS)
-            now = self._backend.read(self._directory, OWNER_FILE, SHORT_BYTES)
-        if now is None:
+        else:
             raise CheckpointError(
                 f"{self._directory}: its {OWNER_FILE} is gone, so this Checkpointer may no longer change what is here, "
                 "and its change was not committed: the directory was deleted or emptied, or another Checkpointer (one that "

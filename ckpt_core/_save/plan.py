@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -37,7 +36,6 @@ from ckpt_core._words import some
 
 _REMEMBERED = 16  # plans in the cache: a Checkpointer saves few different items, to two tiers
 
-_NO_VALUES: Mapping[str, str] = types.MappingProxyType({})
 Rules = Mapping[str, str | None]
 """For each pattern of paths, the codec of the leaves that it matches; None for no compression."""
 Compression = str | tuple[str, tuple[tuple[str, str | None], ...]] | None
@@ -88,10 +86,10 @@ class TreePlan:
         kinds = (leaf.spec.kind for leaf in self.leaves)
         return tuple(position for position, kind in enumerate(kinds) if kind in TEXT_KINDS)
 
-    def facts(self, values: Mapping[str, str] = _NO_VALUES) -> Iterator[Fact]:
+    def facts(self, values: Mapping[str, str] | None = None) -> Iterator[Fact]:
         """All facts that must be equal on all processes, leaf by leaf; ``values`` are ``PreparedItem.values``."""
         signature = self.signature
-        told = (values.get(name, "") for name in self.names)
+        told = ((values or {}).get(name, "") for name in self.names)
         described = zip(self.leaves, signature.stored, signature.shardings, told, strict=True)
         return facts(signature.root, described, self.own)
 
@@ -379,7 +377,8 @@ def codecs_of(item: str, paths: Sequence[Path], rules: Rules) -> list[str | None
     compiled = [(pattern_to_regex(pattern), codec) for pattern, codec in rules.items()]
     found: list[str | None] = []
     for path in paths:
-        names = _names(item, path)
+        inside = format_path(path)
+        names = inside, f"{item}/{inside}" if path else item
         fitting = (codec for rule, codec in compiled if any(map(rule.fullmatch, names)))
         found.append(next(fitting, None))
     return found
@@ -393,8 +392,3 @@ def refuse_idle(rules: Rules, items: Iterable[tuple[str, Sequence[Path]]]) -> No
         raise ValueError(
             f"Options.compression: the pattern {pattern!r} matches no leaf; leaves are {some(names)}"
         )
-
-
-def _names(item: str, path: Path) -> tuple[str, str]:
-    inside = format_path(path)
-    return inside, f"{item}/{inside}" if path else item
