@@ -27,9 +27,8 @@ _HEAD_START_SECS = 0.1  # maximum wait of a new thread for its starter to contin
 
 
 class Pending:
-    """Work in a daemon thread, for which interpreter exit waits in ``_finish``: ``threading`` would lose a first Ctrl-C.
-    ``low``: at lowest priority. The first caller that asks gets the error of the work, and this object lets go
-    of it; ``result`` keeps a copy for its next caller.
+    """Work in a daemon thread, of lowest priority if ``low``, for which interpreter exit waits: ``threading`` would lose
+    a first Ctrl-C. The first caller that asks gets the error of the work; ``result`` keeps a copy for its next caller.
     """
 
     def __init__(self, path: str, work: Callable[[], Any], name: str, *, low: bool = False) -> None:

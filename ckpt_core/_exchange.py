@@ -60,9 +60,8 @@ def far_route(everyone: Sequence[tuple[str, str | None]]) -> str | None:
 
 
 def choose_address(mine: str | None, far: str | None) -> str | None:
-    """The address at which a process listens; None if it has none that others could reach. In one network namespace
-    that is loopback. Otherwise it is ``mine``, the route to the coordinator; where that is loopback, as on the
-    coordinator's own host, the route to a process elsewhere.
+    """The address at which a process listens; None if no other could reach it. In one network namespace that is loopback,
+    else ``mine``, the route to the coordinator; on the coordinator's own host, the route to a process elsewhere.
     """
     if far is None:
         return _LOOPBACK

@@ -42,8 +42,8 @@ class Processes:
     count: int
 
     def round(self, call: str, timeout_secs: float, where: str = "") -> Round:
-        """The agreements of one call. All processes begin the same rounds in the same order, and ``call``, what they are about
-        to do, is the same on all. ``where`` begins the message of an error of another process.
+        """The agreements of one call. All processes begin the same rounds in the same order, and ``call``, what they are
+        about to do, is the same on all. ``where`` begins the message of an error of another process.
         """
         client = coordination().client if self.count > 1 else None
         tag = "" if client is None else str(next(wire.rounds(client)))
@@ -101,11 +101,10 @@ class Round:
         error: BaseException | None = None,
         waits: bool = True,
     ) -> str:
-        """Blocks until all processes have called it; returns what ``judge`` on process 0 makes of their values, ordered by
-        process. Each sends one value and fetches one answer, whatever their number. A process that failed brings its ``error``:
-        it raises that, and the others one of its class. What ``judge`` raises, all raise. If process 0 ``waits`` for
-        nobody, ``judge`` gets its value alone. Raises BarrierTimeout, with the ``absent`` processes, if some did not
-        arrive, NotTogether if one makes another call.
+        """Blocks until all processes have called it; gives what ``judge`` on process 0 makes of their values, ordered by
+        process. A process that failed brings its ``error``: it raises that, and the others one of its class. What
+        ``judge`` raises, all raise. If process 0 ``waits`` for nobody, ``judge`` gets its value alone. BarrierTimeout
+        names the ``absent`` processes; NotTogether is for another call.
         """
         index = self.processes.index
         if self.processes.count == 1:
@@ -294,8 +293,7 @@ def this_run() -> Processes:
 
 def coordination() -> Any:
     """``client``, ``preemption_sync_manager`` and ``address`` of jax's distributed service, which has no public API;
-    Orbax uses this one too. If a version of jax has moved it, a process that is alone needs none, and several raise
-    CheckpointError.
+    Orbax uses it, too. Where jax has moved it, one process needs none, and several raise CheckpointError.
     """
     if sys.modules.get("jax") is not None:  # whoever has not imported it has joined nobody
         try:
@@ -340,10 +338,9 @@ def preemption_sync_point(step: int) -> bool | None:
 
 
 def join_from_environment(environment: Mapping[str, str]) -> bool:
-    """Calls ``jax.distributed.initialize`` if the environment names the processes of the run; returns whether it is
-    initialized afterwards. The variables are JAX_COORDINATOR_ADDRESS (with the port, or with JAX_COORDINATOR_PORT),
-    JAX_NUM_PROCESSES and JAX_PROCESS_ID; raises ValueError for only some. For programs that own the process, like the
-    command line.
+    """Calls ``jax.distributed.initialize`` if the environment has JAX_COORDINATOR_ADDRESS (with a port, or
+    JAX_COORDINATOR_PORT), JAX_NUM_PROCESSES and JAX_PROCESS_ID, or ValueError for only some; whether it is initialized
+    then. For programs that own the process, like the command line.
     """
     names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
     missing = [name for name in names if not environment.get(name)]

@@ -63,9 +63,9 @@ def _remove(
     claims: bool = False,
 ) -> dict[str, Any]:
     """What ``work`` gives, which removes persistent steps on process 0; then each process removes its local ones that are
-    ``gone``. Nothing changes before all have announced the same ``call``. ``work`` gets the local steps with their
-    tokens, and gives the run file, ``run``; ``after`` makes the new trail from the steps that were there and what
-    ``work`` gave. With ``claims`` local directories are claimed first: later they might be a newer writer's.
+    ``gone``. Nothing changes before all have announced the same ``call``. ``work`` gets the tokens of local steps, and
+    gives the run file as ``run``; ``after`` makes the new trail of the steps that were there and what ``work`` gave. With
+    ``claims`` local directories are claimed first: later they might be a newer writer's.
     """
     settle_all(run.slots)
     before = run.apply_outcomes()

@@ -202,8 +202,8 @@ _LINEAGE = 16  # the digits of a token that its writer drew; the rest counts its
 
 
 def continues_another(parent: Identity, token: str | None) -> bool:
-    """Whether a save with this parent does not continue the save of that step which is there; one that its own writer replaced
-    later counts as the same. The token is None if there is none, and ``?`` if nobody knows it.
+    """Whether a save does not continue the save of its parent's number that is there, with this token: None if there is
+    none, ``?`` if nobody knows it. One that its own writer replaced later counts as the same.
     """
     if token in (None, "?", parent.token):
         return False
@@ -230,8 +230,8 @@ def strays(saves: Saves) -> dict[int, int]:
 
 
 def strays_of_copy(source: Saves, copy: Saves) -> list[int]:
-    """The steps of a copy, beside those that the source has, which are not of the source's history as its records and those of
-    the copy tell it: beyond its newest step, between one and its parent, or another save of one.
+    """The steps that only a copy has, and that are not of the source's history as the records of both tell it: beyond its
+    newest step, between one and its parent, or another save of one.
     """
     parents = {
         (step, token): one for saves in (copy, source) for step, (token, one, _) in saves.items()
@@ -306,9 +306,9 @@ def of_interest(trail: Trail, step: int, names: Iterable[int]) -> set[int]:
 def decide_changes(
     trail: Trail, request: SaveRequest, there: Collection[int], directory: str, moves: bool
 ) -> Changes:
-    """What a save does; the caller has asked ``repeats`` before. Raises CheckpointExists if this Checkpointer may
-    not leave the steps that are there (``there``: at least those of interest). Without ``moves``, as in an object store,
-    damaged steps stay, since they may become readable again, and one of this number is replaced.
+    """What a save does; the caller has asked ``repeats`` before. CheckpointExists if this Checkpointer may not leave what
+    is ``there``: at least the steps of interest. Without ``moves``, as in a bucket, damaged steps stay, as they may
+    become readable again, and one of this number is replaced.
     """
     step, failed = request.step, request.step in trail.uncertain
     replaces = request.overwrite or failed or (not moves and step in trail.damaged)

@@ -169,10 +169,9 @@ class Turns:
 
 
 def in_turn(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """Decorator: the method waits until no other thread is inside a decorated method of the object. A call that would wait
-    for itself raises CheckpointError: one from inside another call (a signal handler, a listener, a policy), or from the
-    thread of a background save. What others in this process save there ends first, except for those
-    that close, and ``load``, which waits for its step alone.
+    """Decorator: the method waits until no other thread is in a decorated method of the object, and until others in this
+    process have saved there, unless it closes, or is ``load``, which waits for its step alone. A call that would wait for
+    itself raises CheckpointError: from another call (a signal handler, a listener, a policy), or from a background save.
     """
     name, code = method.__name__, method.__code__
     waits = name not in ("close", "_end", "load")

@@ -124,8 +124,8 @@ class Lease:
 
 
 def is_abandoned(directory: str, backend: Backend, locks_work: bool) -> bool:
-    """Whether the last owner of a local directory is dead, or has released it. A lock proves that the owner lives. A missing
-    one proves something only about owners on this host, and if this process sees its own lock (``locks_work``).
+    """Whether the last owner of a local directory is dead, or has released it. A lock proves that it lives; a missing one
+    proves something only of owners on this host, and if this process sees its own lock (``locks_work``).
     """
     if is_locked(f"{directory}/{OWNER_FILE}"):
         return False

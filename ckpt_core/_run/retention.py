@@ -52,7 +52,7 @@ class Disk:
         *,
         begins: bool = False,
     ) -> tuple[Changes, str, str]:
-        """Removes the steps that a save leaves behind; gives its changes, and of a new lineage the run file and that. ``lineage`` is
+        """Removes what a save leaves behind; gives its changes, and of a new ``lineage`` the run file and that. It is
         empty if none is to begin; beside newer steps one begins only if ``begins``: none has yet.
         """
         listing = self.look(_READER_SECS)
@@ -205,9 +205,7 @@ class Disk:
     def _delete_unneeded(
         self, saved: int, listing: Listing, but: Set[int], damaged: Set[int]
     ) -> None:
-        """Deletes the steps that no policy has kept for ``Options.delete_grace_secs``, but for those in ``but``; only logs a failure.
-        ``saved``, just now, is looked at anew.
-        """
+        """Deletes, or only logs why not, what no policy has kept for ``delete_grace_secs``, but ``but``; looks at ``saved`` anew."""
         self._known.pop(saved, None)
         steps = [step for step in listing.committed() if step not in but]
         if len(steps) < 2:
@@ -257,9 +255,9 @@ class Disk:
         run: RunFile | None = None,
         wait_secs: float = 0.0,
     ) -> None:
-        """Removes steps of a listing, and puts another run file ``run``: killed at any moment, all of that is done or nothing.
-        Raises CheckpointError if a step is still being read after ``wait_secs``. If others are removed with it, it counts no
-        more, and the next save removes it.
+        """Removes steps of a listing, and puts another run file ``run``: killed at any moment, all of that is done or
+        nothing. A step that is still read after ``wait_secs`` raises CheckpointError; if others go with it, the next save
+        removes it.
         """
         after = listing.run if run is None else run
         self._refuse_immovable(steps)
@@ -445,8 +443,8 @@ class SaveGuard:
             self._move_same_step()
 
     def _withdraw_older(self) -> None:
-        """Notes that no older save of this number in local directories counts, because until the commit the persistent copy
-        does. Without a persistent copy an older local one is all that there is, and still counts.
+        """Notes that no older save of this number in local directories counts, because until the commit the persistent
+        copy does. Without a persistent copy an older local one is all that there is, and still counts.
         """
         directory = self.disk.run
         run = directory.steps.run_file()

@@ -166,8 +166,8 @@ class Steps:
     def not_continued(
         self, step: int, record: Record, listing: Listing, local: history.Saves
     ) -> int | None:
-        """The step for which a step is one of ``history.strays``. Looks at its nearest ancestors alone, and at what lies between
-        them, here or among the ``local`` steps: ``ckpt doctor`` looks at all that are here.
+        """The step for which this one is one of ``history.strays``, which ``ckpt doctor`` finds of all: here of the
+        nearest ancestors, and what lies between them, here or among ``local`` steps.
         """
         leaves = sum(len(item.paths) for item in record.items.values())
         saves = {one: save for one, save in local.items() if one < step}
@@ -313,10 +313,9 @@ def open_run_directory(
 
 
 def find_run(directory: RunDirectory, *, make: bool) -> RunFile:
-    """The run file, as process 0 sees it; all processes must call it. With ``make`` a run without a name gets one, and several
-    processes the file of their secret.
-    Local steps are found by that name alone, so steps that another run left in the same local directory are never restored:
-    neither if its persistent directory was deleted, nor if this one is a copy of it.
+    """The run file, as process 0 sees it; all processes must call it. With ``make`` a run gets a name, and several
+    processes the file of their secret. Local steps are found by that name alone, so those of another run in the same
+    local directory are never restored: of one whose persistent directory was deleted, or of which this one is a copy.
     """
 
     def text() -> str:
@@ -339,8 +338,8 @@ def find_run(directory: RunDirectory, *, make: bool) -> RunFile:
 
 @dataclass
 class Following:
-    """The steps of a directory, one after the other. The lock is on another file than that of readers: a step that is wanted
-    is not deleted by retention, but training that goes back need not wait for whoever evaluates a step that it leaves.
+    """The steps of a directory, one after the other. It locks another file than readers do: retention does not delete the
+    step, but training that goes back need not wait for whoever evaluates a step that it leaves.
     """
 
     directory: RunDirectory

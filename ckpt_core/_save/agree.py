@@ -84,8 +84,8 @@ all processes must do."""
 def facts(
     root: Node, leaves: Iterable[tuple[PlannedLeaf, Any, Any, str]], own: bool
 ) -> Iterator[Fact]:
-    """The facts of a pytree, in the order of its structure. ``leaves`` are planned leaf, sharding of the stored array, of the
-    array itself, and value; with ``own`` each process writes a checkpoint of its own.
+    """The facts of a pytree, in the order of its structure. ``leaves`` are planned leaf, sharding of the stored array, of
+    the array itself, and value; with ``own`` each process writes a checkpoint of its own.
     """
     left = iter(leaves)
     # thousands of leaves share few of these
@@ -247,10 +247,9 @@ def agree_to_save(
     refusal: Exception | None,
     combine: Callable[[list[Any]], Any],
 ) -> Any:
-    """The answer that ``combine`` makes of all offers on process 0, after all processes have agreed that they save the same,
-    with the same ``settings``, by the names that a message uses. Each of several processes must call it, and it blocks until all
-    have. A ``refusal``, which stopped preparation here, or an error of ``offer`` is raised after the others know of it, and they
-    raise an error of its class. If another process saves something else, CheckpointError names what differs first.
+    """What ``combine`` on process 0 makes of all offers, once all processes agree that they save the same, with the same
+    ``settings``. A ``refusal``, which stopped preparation here, or an error of ``offer`` is raised after the others know
+    of it, who raise one of its class. If one saves something else, CheckpointError names what differs first.
     """
     text = ""
     try:

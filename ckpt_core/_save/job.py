@@ -186,8 +186,8 @@ def make_job(
 def collect_items(
     state: Any, items: Mapping[str, Any] | None, named: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The items to save, by name, from the arguments of a call. TypeError for a state beside named items, for no item, for one name
-    twice, or for a name that looks like a misspelt argument; ValueError for a name that no directory inside a checkpoint can have.
+    """The items of a call, by name. TypeError for a state beside named items, for no item, one name twice, or one like a
+    misspelt argument; ValueError for a name that no directory in a checkpoint can have.
     """
     if not (items is None or isinstance(items, Mapping)):
         raise unnamed(items)

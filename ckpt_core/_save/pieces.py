@@ -114,9 +114,10 @@ class CheckpointWriter:
         return self
 
     def add(self, name: str, tree: Any, /) -> None:
-        """Writes an item, or a part of one; when it returns, the arrays may be changed and deleted. A pytree of dictionaries may
-        come in parts: dictionaries of the same path are joined. All other items (a bare array, a live object, ``Files``,
-        ``Json``) are added once. If the value is refused, the writer is as before; if it cannot be written, nothing more can be.
+        """Writes an item, or a part of one; when it returns, the arrays may be changed and deleted. A pytree of
+        dictionaries may come in parts: dictionaries of the same path are joined. All other items (a bare array, a live
+        object, ``Files``, ``Json``) are added once. If the value is refused, the writer is as before; if it cannot be
+        written, nothing more can be.
         """
         check_item_name(name)
         with self._turn:

@@ -136,9 +136,9 @@ class TreePlan:
 
 
 def signature_of(flat: FlatTree) -> tuple[TreeSignature, list[Any]]:
-    """The signature of a pytree, and its leaves, with PRNG key arrays replaced by their key data. Loops
-    over thousands of arrays while the caller waits: specs and shardings that arrays share are computed
-    once and are one object, which makes comparing signatures fast. UnsupportedLeaf says path and type.
+    """The signature of a pytree, and its leaves, with PRNG key arrays as their key data; UnsupportedLeaf says path and
+    type. The caller waits: specs and shardings that thousands of arrays share are made once, and compared fast as one
+    object.
     """
     specs: list[LeafSpec] = []
     placed: list[tuple[Any, bool] | None] = []
@@ -363,8 +363,8 @@ class LeafPlanner:
         return tuple(takes), total_bytes
 
     def _chunk(self, spec: LeafSpec, cuts: tuple[Region, ...], holders: int) -> tuple[int, ...]:
-        """The chunk shape of an array; the same on all processes. No chunk crosses the borders of all shards,
-        which ``cuts`` have. ``holders`` is the most processes that hold one region: each may write a part of it.
+        """The chunk shape of an array, the same on all processes; no chunk crosses the borders of all shards, the
+        ``cuts``. ``holders``: the most processes that hold one region, of which each may write a part.
         """
         itemsize = spec.numpy_dtype.itemsize
         size_bytes = itemsize * max(map(region_size, cuts))

@@ -74,9 +74,9 @@ def take_snapshot(
     copy: Copy | None = None,
     begins: Save | None = None,
 ) -> None:
-    """Copies or references all values as they are now, once for all saves of one step. With several
-    processes, an error is kept and raised in ``agree``, where the others wait for this one. ``begins``
-    is the save that then begins on process 0, in a file system, where that takes no round trip.
+    """Copies or references all values as they are now, once for all saves of one step. With several processes, an error
+    is raised later, in ``agree``, where the others wait. ``begins`` is the save that then begins on process 0, in a file
+    system.
     """
     jobs = [one.job for one in saves]
     for one in saves:
@@ -104,9 +104,9 @@ def take_snapshot(
 def prepare_items(
     items: Mapping[str, Any], jobs: Sequence[SaveJob], copy: Copy | None
 ) -> tuple[list[list[PreparedItem]], Shared]:
-    """Flattens, plans and snapshots all items of a save: for each job its items, and the objects that several items
-    share. ``copy`` copies host memory that the caller could change while the save runs (None: the caller waits).
-    UnsupportedLeaf says path, type and item; ValueError is for a pattern of ``Options.compression`` that matches no leaf.
+    """Flattens, plans and snapshots all items: for each job its items, and the objects that several share. ``copy``
+    copies host memory that the caller could change meanwhile; None: it waits. ValueError: an ``Options.compression``
+    pattern matches no leaf.
     """
     shared = None
     if len(items) > 1:
@@ -136,8 +136,9 @@ def prepare_item(
     shared: SharedObjects | None = None,
     live: Live | None = None,
 ) -> list[PreparedItem]:
-    """Flattens, plans and snapshots one item for each job, as ``prepare_items`` does; ``shared`` notes leaves that may stand in
-    other items, too, and ``live`` gets the live objects."""
+    """Flattens, plans and snapshots one item for each job, as ``prepare_items`` does; ``shared`` notes leaves that may
+    stand in other items, too, and ``live`` gets the live objects.
+    """
     try:
         if isinstance(value, Json):
             return [prepare_json(name, value, job) for job in jobs]
@@ -311,9 +312,8 @@ def _landed(
     texts: Mapping[str, str] | None,
     landing: Callable[[], None] | None,
 ) -> Landed:
-    """The arrays that this process writes, on the host, and the values that all processes compare.
-    ``sources`` are weak references to the jax arrays, ``texts`` the compared leaves that are
-    stored as text (None: nothing is compared); ``landing`` blocks until the parts are on the host.
+    """The arrays that this process writes, on the host after ``landing``, and the values that all compare. ``sources``
+    are weak references to jax arrays; ``texts`` the compared leaves that are stored as text, None if nothing is compared.
     """
     if landing is not None:
         landing()

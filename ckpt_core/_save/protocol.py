@@ -167,8 +167,9 @@ def _prepared(
 
 
 class Save:
-    """One save of all processes. After ``take_snapshot`` it is either run once, perhaps by another thread, or undone; later calls
-    do nothing. The processes agree that they save the same, that they see one attempt, after writing, and after the commit.
+    """One save of all processes. After ``take_snapshot`` it is either run once, perhaps by another thread, or undone;
+    later calls do nothing. The processes agree that they save the same, that they see one attempt, after writing, and
+    after the commit.
     """
 
     attempt: Attempt  # in which this process writes
@@ -287,8 +288,8 @@ class Save:
         offer: Callable[[], Any],
         combine: Callable[[list[Any]], Any] = operator.itemgetter(0),
     ) -> Any:
-        """Agreement 1 of several processes, that all save the same (see ``agree_to_save``); the answer to what they offer. ``settings``
-        must be equal on all, besides items and fields. ``offer`` is called when the arrays of this process are on the host.
+        """Agreement 1 of several processes: what ``combine`` makes of their offers, see ``agree_to_save``. ``settings``
+        must be equal on all, as items and fields; ``offer`` is called when the arrays of this process are on the host.
         """
         self._others_know = True
         common = {

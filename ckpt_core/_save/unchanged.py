@@ -185,8 +185,8 @@ class _ItemLinker:
         return self._linked(target, frozenset(chosen), linked, unlinked)
 
     def _worth_linking(self, keys: Mapping[str, Sequence[str]]) -> list[str]:
-        """Names of the arrays in files of at least 1 MiB that are needed to 4/5 or more; ``keys`` are those of their chunks.
-        Dropping one array may make the rest of a file not worth linking, so this repeats until nothing changes.
+        """Names of the arrays in files of at least 1 MiB that are needed to 4/5 or more; ``keys`` are those of their
+        chunks. Dropping one array may make the rest of a file not worth linking, so this repeats until nothing changes.
         """
         prefix, files = f"{self._item.folder}/", self._last.files
         chosen = {name: [self._places[key] for key in its_keys] for name, its_keys in keys.items()}
@@ -255,9 +255,9 @@ class _ItemLinker:
         return array.source is not None and array.source is self._saved[array.name].source
 
     def _is_same(self, array: ArrayToWrite, data: DataFiles) -> bool:
-        """Whether the array has the values that the last step saved. The same object is compared by checksums:
-        on CPU a ``jax.Array`` can share the memory of a numpy array, which the user may write to. Another
-        object, which a jitted function may have passed through, is compared with the file byte by byte.
+        """Whether the array has the values that the last step saved. The same object is compared by checksums, as on CPU
+        it can share memory that the user may write to; another one, as a jitted function passed through, byte by byte
+        with the file.
         """
         chunks = stored_chunks(array.name, array.pieces, array.chunk)
         if self._is_object(array):

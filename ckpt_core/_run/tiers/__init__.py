@@ -84,8 +84,8 @@ class Tiers:
         return newest
 
     def candidates(self) -> list[tuple[int, bool | None]]:
-        """The steps, ascending, each with whether its local copy is tried first; None: ``prefers_local`` knows. That reads
-        the record of a step which is in both tiers, so it is asked of the newest one alone.
+        """The steps, ascending, each with whether its local copy is tried first. None: ``prefers_local`` knows, which
+        reads a record, and so is asked here of the newest step alone.
         """
         local, listing = self._local_steps(), self._persistent.look()
         if self._local is None and listing.run.name and self._changes_files:
@@ -164,9 +164,10 @@ class Tiers:
         *,
         by_number: bool,
     ) -> tuple[RestoredStep, str]:
-        """Restores a step from the tier that counts, else from the other; also gives the token of the save. ``local_first``
-        is what ``prefers_local`` said on process 0. CheckpointCorrupt: every copy is damaged; CheckpointError: only the local
-        directories have it, and not for these shardings; OSError: this process could not read it, which is no damage.
+        """Restores a step from the tier that counts, else from the other; also gives the token of the save.
+        ``local_first`` is what ``prefers_local`` said on process 0. CheckpointCorrupt: every copy is damaged;
+        CheckpointError: only the local directories have it, and not for these shardings; OSError: this process could not
+        read it, which is no damage.
         """
         failed: CheckpointError | OSError | None = None
         if self._local is not None and local_first:
@@ -240,9 +241,9 @@ class Tiers:
         list_steps: Callable[[], Sequence[tuple[int, bool | None]]],
         damaged: Callable[[int], None],
     ) -> RestoredStep | None:
-        """The result of ``restore`` for the newest step that it can restore; None if there is no step. All processes try the
-        steps of ``list_steps``; ``damaged`` is called for each that is skipped. CheckpointCorrupt: there are steps, and none can
-        be loaded, or with ``strict_latest`` not the newest.
+        """The result of ``restore`` for the newest step that it can restore; None if there is no step. All processes try
+        the steps of ``list_steps``; ``damaged`` is called for each that is skipped. CheckpointCorrupt: there are steps,
+        and none can be loaded, or with ``strict_latest`` not the newest.
         """
         for look in range(_LOOKS):
             candidates, misfit, stray = list_steps(), None, None

@@ -149,8 +149,8 @@ class Folders:
         return None
 
     def state(self, step: int, token: str | None) -> State:
-        """Whether this process's own part is as it was saved. If not, it is left out: one that could not be read until
-        ``try_again``, a damaged one until another copy replaces it.
+        """Whether this process's own part is as it was saved. Else it is left out: until ``try_again`` if it could not be
+        read, and a damaged one until another copy replaces it.
         """
         path = self.own.path(step)
         found: State = "damaged"
@@ -178,7 +178,7 @@ class Folders:
     def _noting(
         self, unread: dict[int, Unread], path: str, step: int = MAX_STEP, *, of_others: bool = False
     ) -> Generator[None]:
-        """If the block cannot read a path, it ends; that is logged and, if nothing says that the step there is damaged, noted in
+        """If the block cannot read a path, it ends; that is logged and, unless something says damage, noted in
         ``unread``. What is ``of_others`` and of another user is not meant for this process.
         """
         try:
@@ -260,9 +260,9 @@ class Folders:
         return Lease(folder, self.backend, self._persistent)
 
     def claim(self) -> None:
-        """Claims the folder: the next commit of an older writer there fails. Also claims, until ``close``, folders of other
-        numbers of processes with live writers: if one were deleted, its writer would take it for emptied, and continue. If
-        they cannot be written, only warns: a restore still works, and the first save will raise the error.
+        """Claims the folder: the next commit of an older writer there fails; also, until ``close``, folders of other
+        numbers of processes with live writers, which would take a deleted one for emptied, and continue. What cannot be
+        written is only logged: a restore still works, and the first save raises the error.
         """
         try:
             self.lease.claim()
@@ -382,9 +382,9 @@ class Folders:
                 tell(event, self._options.on_event)
 
     def discard_leftovers(self, *, of_others: bool) -> None:
-        """Deletes the folders that dead processes of this run left beside this one, if others ran on this host before. Live
-        ones take part in this save and hold the locks of their owner files. ``of_others``: those of other numbers of
-        processes, with steps that count until all have committed a newer one; otherwise those of this number.
+        """Deletes the folders that dead processes left beside this one: of this number, or ``of_others``, with steps that
+        count until all have committed a newer one. Live ones take part in this save, and hold the locks of their owner
+        files.
         """
         locks_work = is_locked(f"{self.path}/{OWNER_FILE}")
         with _undeleted(self._root):  # first: who deletes steps makes a folder look used

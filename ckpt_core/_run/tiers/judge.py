@@ -239,8 +239,8 @@ def choose_partner(partners: Partners, index: int, count: int) -> ChosenPartner:
 
 
 def all_partners(chosen: Sequence[ChosenPartner], machines: Sequence[str]) -> list[int | None]:
-    """For each process, the one that keeps copies of its parts, from what ``choose_partner`` gave. On the next machine that
-    is a process of the same place in it; with one machine, the next process.
+    """For each process, the one that keeps copies of its parts. On the next machine that is the process of the same place
+    in it; with one machine, the next process.
     """
     count, of_machine, places = len(chosen), dict[str, list[int]](), list[int]()
     for index, machine in enumerate(machines):
@@ -272,9 +272,9 @@ CopyState = Literal["idle", "busy", "done"]
 
 
 def judge_copies(reports: Sequence[Any]) -> tuple[bool, bool]:
-    """On process 0, before a save, from ``[state, step, token]`` of each process: whether the step to be saved is copied, and
-    whether all have copied the step that each reports. All copy the same steps, so that there is one with a copy of every
-    part. While any process still copies, none begins with another step.
+    """On process 0, from ``[state, step, token]`` of each: whether the step to be saved is copied, and whether all have
+    copied the step that they report. All copy the same, so that one step has copies of all parts: while one copies, none
+    begins.
     """
     states = {state for state, _, _ in reports}
     return "busy" not in states, states == {"done"} and len({*map(tuple, reports)}) == 1
@@ -292,10 +292,10 @@ Cause = Literal["room", "machine", "disk", ""]
 
 
 def cause_of(error: BaseException) -> Cause:
-    """What an error of the system says of this machine: ``"room"`` (nothing can be written here), ``"machine"`` (too few
-    descriptors, no memory, no permission, a file system that does not answer: no other copy would help) or ``"disk"`` (a disk
-    does not give what it holds: another copy may help). Only ``""`` may say something of what was saved: no error of the
-    system, or one that tells what lies there (no file, a directory).
+    """What an error of the system says of this machine: ``"room"`` (nothing can be written), ``"machine"`` (too few
+    descriptors, no memory, no permission, no answer: no other copy would help) or ``"disk"`` (another copy may help).
+    Only ``""`` may say something of what was saved: no error of the system, or one that tells what lies there (no file, a
+    directory).
     """
     if not isinstance(error, OSError) or error.errno is None or error.errno in _OF_THE_FILES:
         return ""
@@ -322,10 +322,10 @@ State = Literal["whole", "damaged", "unread"]
 
 
 def vote(error: Exception, there: bool, state: Callable[[], State] = lambda: "whole") -> str:
-    """One process's vote for ``judge_failure`` after a failed restore: ``"mend"`` (its part is damaged or gone: a copy may
-    help), ``"unread"`` (it could not be read: the same, but without a copy the step is not damaged), ``"other"`` (try another
-    copy of the step), ``"raise"`` (no other copy would help) or ``""`` (abstain). ``there``: the step is in this process's
-    directory. ``state`` verifies the part; called only if the error may come from it.
+    """One process's vote for ``judge_failure`` after a failed restore: ``"mend"`` (its part is damaged or gone: a copy
+    may help), ``"unread"`` (it could not be read: the same, but without a copy the step is not damaged), ``"other"`` (try
+    another copy of the step), ``"raise"`` (no other copy would help) or ``""`` (abstain). ``there``: the step is in this
+    process's directory. ``state`` verifies the part; called only if the error may come from it.
     """
     if is_of_target(error):
         return "raise"  # it says nothing about the directory

@@ -326,9 +326,9 @@ class LocalTier:
         return save, save_and_retain
 
     def _retain(self, save: LocalSave, step: int) -> None:
-        """Keeps the newest complete steps and the saved one; deletes this process's other parts. With partners it also keeps
-        the newest step that all partners have copied, and the one that they copy now: once a host loses its part, a step is
-        only of use with that copy. Begins to copy the saved one, if all agreed to.
+        """Keeps the newest complete steps and the saved one, which it begins to copy if all agreed, and deletes other
+        parts here. With partners it also keeps the newest step that all have copied, and the one that they copy: after
+        the loss of a host only a copy is of use.
         """
         complete = {**self.complete, step: save.token}
         kept = {step, *sorted(complete)[-self._options.local_max_to_keep :]}
@@ -364,10 +364,9 @@ class LocalTier:
     def read(
         self, step: int, load: Callable[[_load.Opening], T], first: _load.Opening | None = None
     ) -> T | CheckpointError | OSError:
-        """What ``load`` makes of a step in the local directories; all processes must call it. If parts are damaged, their
-        processes get them from others, and all try once more. Returns the error if that is of no help and all agreed to try
-        another copy, a Misfit if all parts are whole; raises one that the local files do not cause. ``first`` opens the step
-        for the first try.
+        """What ``load`` makes of a step, whose first try is with ``first``; all processes must call it. Where parts are
+        damaged, their processes get them from others, and all try once more. Gives the error if all agreed to try another
+        copy, a Misfit if all parts are whole; raises one that the local files do not cause.
         """
         token, fetches = self.complete.get(step), self._processes.count > 1 and not self._read_only
         unread: Exception | None = None

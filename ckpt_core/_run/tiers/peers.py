@@ -78,9 +78,7 @@ class Peers:
     _found: dict[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
 
     def find(self, process: int) -> tuple[str, int]:
-        """Address and port at which a process serves, asked of the coordination service once; port 0 if it serves nothing.
-        ConnectionError if it is not known, or has ended.
-        """
+        """Address and port of a process, asked of the service once; port 0: it serves nothing. ConnectionError: it has ended."""
         if process not in self._found:
             try:
                 text = self.processes.get(f"{self.folder}/{process}/address")
@@ -112,8 +110,8 @@ class Peers:
 
 
 class Table:
-    """Rows of which each concerns one process, published by process 0 at the coordination service. The answer of an agreement goes
-    to every process: with a row for each in it, bytes would grow with the square of their number.
+    """Rows of which each concerns one process, which process 0 publishes. In an answer, which goes to all, their bytes
+    would grow with the square of the number of processes.
     """
 
     def __init__(self, processes: Processes, folder: str, name: str) -> None:
@@ -124,8 +122,8 @@ class Table:
         self._read = ("", "")  # the newest table, and the row of it that this process has read
 
     def publish(self, rows: list[str]) -> str:
-        """On process 0, while it decides: the name of the table for the answer; empty if all rows are. Equal rows are not
-        published again; others take their place, as each process has read its row before it sends a value for this decision.
+        """On process 0, as it decides: the name of the table for the answer; empty if all rows are. Equal rows stay;
+        others take their place, as each process has read its row before it sends a value for this decision.
         """
         if not any(rows):
             return ""
@@ -162,10 +160,9 @@ def heard_when_they_meet(processes: Processes, call: str = _CALL) -> Generator[N
 def exchange_addresses(
     processes: Processes, options: Options, served: ServedParts, directory: str | None = None
 ) -> Peers:
-    """Starts this process's server and tells where it is; all processes must call it. What process 0 answers has a few
-    hundred bytes, whatever the number of processes: where another one serves is asked when something is fetched from it. The
-    secret is in ``directory``, the persistent one in a file system: process 0 has made it before. Raises CheckpointError if the
-    processes have no secret in common, or ``Options.partners`` of one gave no other process.
+    """Starts this process's server and tells where it is; all processes must call it. The answer is short, whatever their
+    number: others are asked where they serve when something is fetched. The secret is in ``directory``, where process 0
+    has made it. CheckpointError: they have no secret in common, or ``Options.partners`` of one gave no other process.
     """
     machine, machines = _name(this_machine()), list[str]()
     if processes.count == 1:
@@ -321,9 +318,9 @@ def bring(key: Key, pieces: Pieces, target: Target) -> None:
 def fetch_first(
     save: tuple[int, str], sources: Sequence[Source], peers: Peers, target: Target, what: str
 ) -> tuple[Source, list[str]]:
-    """Brings a part from the first of its sources that gives it, another process or another folder of this one; also
-    returns what the sources before answered. CheckpointCorrupt says what each answered, if none has the part whole. OSError: it could not be written here, or one
-    source could not be asked or could not read it.
+    """Brings a part from the first source that gives it, another process or another folder here; also gives what the ones
+    before answered. CheckpointCorrupt: none has it whole; OSError: it cannot be written here, or one could not be asked,
+    or read it.
     """
     failures: list[str] = []
     refused: OSError | None = None
@@ -386,8 +383,9 @@ def pieces_of_files(paths: Sequence[str]) -> Pieces:
 def fetch_lost(
     step: int, token: str, sources: Sequence[Source], peers: Peers, folders: Folders
 ) -> None:
-    """Gets this process's part of a step, which it lacks or which is damaged, from the sources on which all agreed before; the
-    others only serve files. Raises CheckpointNotFound if it may not be brought here, else what ``fetch_first`` does.
+    """Gets this process's part of a step, which it lacks or which is damaged, from the sources on which all agreed
+    before; the others only serve files. Raises CheckpointNotFound if it may not be brought here, else what
+    ``fetch_first`` does.
     """
     mine, target = peers.processes.index, folders.own_target(step)
     lost = f"the part of process {mine} of step {step} is lost or damaged in its local directory, and could not be fetched"

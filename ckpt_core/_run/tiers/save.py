@@ -59,8 +59,8 @@ class StepToSave:
 
 
 def holding_of(items: Sequence[PreparedItem], index: int) -> tuple[str, States]:
-    """What process ``index`` holds, from items whose arrays are on the host: 22 letters, equal on processes that can replace
-    each other, and the states of its data pipelines. States that are too large to be sent belong to it alone.
+    """What process ``index`` holds: 22 letters, equal on processes that can replace each other, and the states of its
+    pipelines; those that are too large to be sent belong to it alone.
     """
     digest = hashlib.sha256()
     states: States = {}
@@ -116,8 +116,9 @@ def groups_of(digests: Sequence[str], with_states: bool) -> list[list[int]]:
 
 
 def combine_offers(offers: Sequence[Sequence[Any]], groups: Table, partners: bool) -> list[Any]:
-    """On process 0: the answer to what all offered in agreement 1 (token, digest, whether it sends states, and the report for
-    ``judge_copies``), the same to all: the token that all have, where each finds its group, and what ``judge_copies`` says.
+    """On process 0: the answer to what all offered in agreement 1 (token, digest, whether it sends states, and the report
+    for ``judge_copies``), the same to all: the token that all have, where each finds its group, and what ``judge_copies``
+    says.
     """
     rows, digests = [""] * len(offers), [digest for _, digest, *_ in offers]
     for group in groups_of(digests, any(sends for _, _, sends, _ in offers)):
@@ -286,7 +287,7 @@ class Copier:
 
     def finish(self, timeout_secs: float) -> None:
         """Blocks until the copies of the last step are made, here and of this process's part; gives up at the timeout, or
-        once no partner is connected any more. What this process fetches ends by itself, if no byte comes.
+        once no partner is connected any more.
         """
         server, moved = self._peers.server, time.monotonic()
         deadline = moved + timeout_secs
