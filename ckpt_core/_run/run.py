@@ -251,16 +251,13 @@ class Run:
         """Takes the snapshot and starts to write it to each tier; if synchronous, blocks until committed."""
         tier = self.local
         persistent: Save | None = None
-        saves: list[Save] = []
-        writes: list[tuple[SaveSlot, str, Callable[[], None]]] = []
+        writes: list[tuple[SaveSlot, Save, Callable[[], None]]] = []
         if tier is not None:
-            save, work = self._prepare_local(tier, contents, changes)
-            saves.append(save)
-            writes.append((tier.in_flight, save.job.target, work))
+            writes.append((tier.in_flight, *self._prepare_local(tier, contents, changes)))
         if persists:
             persistent = self._prepare_persistent(contents, request, changes)
-            saves.append(persistent)
-            writes.append((self._persistent, persistent.job.target, persistent.run))
+            writes.append((self._persistent, persistent, persistent.run))
+        saves = [save for _, save, _ in writes]
         if changes.persistent_first:
             writes.reverse()
         low = self._asynchronous and self._options.background_priority == "low"
@@ -272,9 +269,9 @@ class Run:
                 self._persist_decision.save_began(contents.step)
             if self._asynchronous or tier is not None:
                 before: SaveSlot | None = None
-                for in_flight, path, work in writes:
-                    in_flight.start(contents.step, path, work, before, low=low)
-                    before = in_flight
+                for slot, save, work in writes:
+                    slot.start(contents.step, save.job.target, work, before, low=low)
+                    before = slot
             elif persistent is not None:
                 persistent.run()
         except BaseException as error:
@@ -417,12 +414,14 @@ class Run:
         by_number: bool,
     ) -> RestoredStep:
         if local_first is None:
-            asked = self.on_first(f"find step {step}", lambda: self.tiers.prefers_local(step))
-            local_first = bool(asked)
+            call = f"find step {step}"
+            local_first = bool(self.on_first(call, lambda: self.tiers.prefers_local(step)))
+
+        def read(opening: _load.Opening) -> RestoredStep:
+            return _load.restore_checkpoint(opening, targets, request, step)
+
         try:
-            restored, token = self.tiers.restore(
-                step, local_first, targets, request, by_number=by_number
-            )
+            restored, token = self.tiers.restore(step, local_first, read, by_number=by_number)
         except BaseException as error:
             if isinstance(error, CheckpointCorrupt):
                 self._links.forget()

@@ -246,12 +246,6 @@ class Steps:
         except (CheckpointCorrupt, CheckpointNotFound):
             return None
 
-    def all_facts(self) -> list[keep.StepFacts]:
-        """The same for every step, but for those that are damaged, or gone."""
-        listing = self.look()
-        steps = listing.committed()
-        return [facts for step in steps if (facts := self.facts(step, listing)) is not None]
-
 
 def stray_text(parent: int, verb: str = "continues") -> str:
     """What is said of steps that do not continue a step which was saved later, beneath them."""

@@ -62,13 +62,10 @@ NOTHING = _Nothing()
 
 
 class Guard(Protocol):
-    """Decides whether this run may write to a directory; called on process 0 only. If either method raises, the save is undone."""
+    """Asked on process 0: to ``claim`` before the attempt begins, which deletes leftovers, and to ``check`` last before the commit."""
 
-    def claim(self) -> None:
-        """Claims the directory. Called before the attempt begins, which deletes leftover files."""
-
-    def check(self) -> None:
-        """Raises if another run has claimed the directory. Called last before the commit."""
+    def claim(self) -> None: ...
+    def check(self) -> None: ...
 
 
 @dataclass(frozen=True)

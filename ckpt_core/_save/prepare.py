@@ -108,9 +108,7 @@ def prepare_items(
     copies host memory that the caller could change meanwhile; None: it waits. ValueError: an ``Options.compression``
     pattern matches no leaf.
     """
-    shared = None
-    if len(items) > 1:
-        shared = SharedObjects()
+    shared = SharedObjects() if len(items) > 1 else None
     adapters = _adapters.introduce(items)
     lives: list[Live] = [[] for _ in items]
     prepared = [
@@ -205,11 +203,11 @@ def _prepare_tree(
         landing = _Landing(first.leaves, parts)
     else:
         transfer.bring_to_host(parts, _on_devices(first.leaves, parts), copy_now, staged=False)
-    sources: list[Any] = [None] * len(data)
-    if any(job.links is not None for job in jobs):
-        for position, spec in enumerate(signature.specs):
-            if spec.kind == "jax":
-                sources[position] = weakref.ref(flat.leaves[position])
+    linking = any(job.links is not None for job in jobs)
+    sources = [
+        weakref.ref(leaf) if linking and spec.kind == "jax" else None
+        for leaf, spec in zip(flat.leaves, signature.specs, strict=True)
+    ]
     return [
         PreparedItem(
             name,
@@ -389,9 +387,7 @@ def prepare_json(name: str, item: Json, job: SaveJob) -> PreparedItem:
             f"Json takes plain values only (dicts with text keys, lists, text, numbers, True, False, None): {error}",
             type_name=type(item.value).__name__,
         ) from error
-    files: dict[str, bytes] = {}
-    if job.writers.index == 0:
-        files |= dict.fromkeys(NOTES, data)
+    files = dict.fromkeys(NOTES, data) if job.writers.index == 0 else {}
     record = ItemRecord("json", NONE, process_count=job.writers.count)
     compared: dict[str, str] = {}
     if job.processes.count > 1 and not job.own:  # the order of keys is no difference

@@ -118,7 +118,9 @@ class Tiers:
         if self._local is not None:
             for step in {*self._local.standing, MAX_STEP}:
                 self.refuse_unread(step)
-        found = {one.step: one for one in self._persistent.all_facts()}
+        listing = self._persistent.look()
+        every = (self._persistent.facts(step, listing) for step in listing.committed())
+        found = {one.step: one for one in every if one is not None}
         for step in sorted(local):
             with contextlib.suppress(CheckpointCorrupt, CheckpointNotFound):
                 found[step] = facts_of(step, self.open(step))
@@ -159,19 +161,18 @@ class Tiers:
         self,
         step: int,
         local_first: bool,
-        targets: Mapping[str, Any],
-        request: Any,
+        read: Callable[[_load.Opening], RestoredStep],
         *,
         by_number: bool,
     ) -> tuple[RestoredStep, str]:
-        """Restores a step from the tier that counts, else from the other; also gives the token of the save.
+        """What ``read`` makes of a step in the tier that counts, else in the other; also gives the token of the save.
         ``local_first`` is what ``prefers_local`` said on process 0. CheckpointCorrupt: every copy is damaged;
         CheckpointError: only the local directories have it, and not for these shardings; OSError: this process could not
         read it, which is no damage.
         """
         failed: CheckpointError | OSError | None = None
         if self._local is not None and local_first:
-            found = self._local.restore(step, targets, request)
+            found = self._local.restore(step, read)
             if isinstance(found, tuple):
                 return found
             failed = found
@@ -188,7 +189,7 @@ class Tiers:
             return found
 
         try:
-            restored = _load.restore_checkpoint(opening, targets, request, step)
+            restored = read(opening)
         except Exception as error:
             # not by the class of this process's own error: the others may have failed for another reason
             absent = counts_as(error, CheckpointNotFound, self._alone)
@@ -205,7 +206,7 @@ class Tiers:
                 raise
             if self._local is None or step not in self._local.complete:
                 raise
-            found = self._local.restore(step, targets, request)  # an older save, but whole
+            found = self._local.restore(step, read)  # an older save, but whole
             if isinstance(found, tuple):
                 return found
             if counts_as(found, OSError, self._alone):
@@ -215,13 +216,11 @@ class Tiers:
         if stray:
             _warn(stray, _FROM_RESTORE)
         writable = self._changes_files and os.access(self.directory, os.W_OK)
-        for one in sorted(listing.names) if writable else ():
-            if one >= step:  # the next save moves what is newer
-                path = ours.path if one == step else self._persistent.path(one, listing)
-                if not os.access(path, os.W_OK):
-                    why = why_immovable(path)
-                    logger.warning("%s: step %d is restored, but %s", self.directory, step, why)
-                    break
+        for one in sorted(one for one in listing.names if writable and one >= step):
+            path = ours.path if one == step else self._persistent.path(one, listing)
+            if why := why_immovable(path):  # the next save moves what is newer
+                logger.warning("%s: step %d is restored, but %s", self.directory, step, why)
+                break
         return restored, ours.record.token if isinstance(ours, NativeCheckpoint) else ""
 
     def _stray(self, step: int, opened: Record, listing: Listing, by_number: bool) -> str:

@@ -103,10 +103,7 @@ class Folders:
         self.own = Steps(self.path, True, self.backend, directory.steps.names)  # of each a part
         self._persistent = directory.path
         self.lease = self._lease(self.path)
-        # What the last look could not read, though nothing says that it is damaged; MAX_STEP if a folder could not be listed.
-        self.unread: dict[int, Unread] = {}
-        self._unread_own: dict[int, Unread] = {}  # without parts and copies in other folders
-        self.counts: dict[int, int] = {}  # step -> the other number of processes that saved it
+        self._unread_own: dict[int, Unread] = {}  # what the last look could not read in ``path``
         # Step and token of own parts that are left out -> whether damaged or unread, and what was found.
         self.left_out: dict[tuple[int, str], tuple[State, str]] = {}
         self._root = root
@@ -114,25 +111,27 @@ class Folders:
         self._leases_of_others: list[Lease] = []
         self._use = _use(root)
 
-    def look(self, run: RunFile) -> list[Place]:
-        """The readable parts that count, here and beside it, the own ones first; notes those of other numbers of processes."""
+    def look(self, run: RunFile) -> tuple[list[Place], list[Unread], list[tuple[int, int]]]:
+        """The readable parts that count, here and beside it, the own ones first; what could not be read, though nothing says
+        that it is damaged; and the steps that other numbers of processes saved, with those.
+        """
         own, beside, found = dict[int, Unread](), dict[int, Unread](), list[Place]()
-        self.counts = {}
+        counts = dict[int, int]()
         for steps, step, opened in self._opened(own, beside):
             record, alone = opened.record, _part_of(steps)
             part, order = record.part or alone, run.order(step, record.token)
             if order is None or not part.writer < part.count == alone.count:
                 continue
             if part.count != self._count:
-                self.counts[step] = part.count
+                counts[step] = part.count
                 continue
             mine, continues = steps is self.own, record.parent is not None
             mine = mine and contains(part.serves, self._index)
             if not (mine and (step, record.token) in self.left_out):
                 seen = Seen(step, record.token, order, part.writer, part.serves, mine, continues)
                 found.append(Place(seen, opened))
-        self.unread, self._unread_own = beside | own, own
-        return found
+        self._unread_own = own
+        return found, [*(beside | own).values()], [*counts.items()]
 
     def find(self, key: Key) -> list[str] | None:
         """The files of a part that lies here or beside it, a ``ServedParts``; OSError if some cannot be read now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -227,14 +227,9 @@ class LocalTier:
         """Lists the parts that each process sees; all agree on the steps that every one has or can get."""
         call = "look at the local steps"
         with heard_when_they_meet(self._processes, call):
-            places = self._folders.look(self._run)
-        seen = LocalParts(
-            [place.seen for place in places],
-            not self._read_only,
-            self._peers.server is not None,
-            [*self._folders.unread.values()],
-            [*self._folders.counts.items()],
-        )
+            places, unread, counts = self._folders.look(self._run)
+        parts, serves = [place.seen for place in places], self._peers.server is not None
+        seen = LocalParts(parts, not self._read_only, serves, unread, counts)
 
         def judged(values: list[str]) -> str:
             found = judge([LocalParts.parse(text) for text in values], self._peers.machines)
@@ -345,14 +340,11 @@ class LocalTier:
         self._folders.retain(kept, save.job.target, self._peers.sources)
 
     def restore(
-        self, step: int, targets: Mapping[str, Any], request: Any
+        self, step: int, load: Callable[[_load.Opening], RestoredStep]
     ) -> tuple[RestoredStep, str] | CheckpointError | OSError:
         """Restores a step from the local directories, see ``read``; also gives the token of its save."""
 
-        token = self.complete.get(step, "")
-        found = self.read(
-            step, lambda opening: _load.restore_checkpoint(opening, targets, request, step)
-        )
+        token, found = self.complete.get(step, ""), self.read(step, load)
         if not isinstance(found, RestoredStep):
             return found
         if self._peers.copies and step == max(self.complete, default=None):
