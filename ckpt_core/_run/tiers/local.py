@@ -154,23 +154,20 @@ class LocalTier:
 
     def refuse_lost_run(self, newest: Callable[[], int | None]) -> None:
         """Raises CheckpointCorrupt if no tier has a step though the run had some; or what kept a process from reading local ones."""
-        if self._read_only or (
-            self._found.lost is None and not self._found.unread and not self._found.counts
-        ):
+        found, lost = self._found, self._found.lost
+        if self._read_only or (lost is None and not found.unread and not found.counts):
             return
-        if MAX_STEP not in self._found.unread and newest() is not None:
+        if MAX_STEP not in found.unread and newest() is not None:
             return
         self.refuse_older(-1)
-        if why := self.newer_of_another_number(-1):
-            why = f"{why}. There"
-        else:
-            assert self._found.lost is not None
+        why = self.newer_of_another_number(-1)
+        if not why and lost is not None:
             why = (
-                f"{self.directory}: step {self._found.lost} is not whole in the local directories: parts of processes "
-                f"{self._found.partial[self._found.lost]} are not here. Start the run where they are. There"
+                f"{self.directory}: step {lost} is not whole in the local directories: parts of processes "
+                f"{found.partial[lost]} are not here. Start the run where they are"
             )
         raise CheckpointCorrupt(
-            f"{why} is no other step, and training does not start from scratch by accident; to begin anew, remove what "
+            f"{why}. There is no other step, and training does not start from scratch by accident; to begin anew, remove what "
             f"the run left on each host: ckpt rm --local {shlex.quote(self._root)} --run "
             f"{os.path.basename(self._run_folder)}"
         )

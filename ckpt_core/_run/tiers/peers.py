@@ -180,10 +180,8 @@ def exchange_addresses(
     def answer_all(texts: list[str]) -> str:
         introduced = [_Introduced(*json.loads(text)) for text in texts]
         machines.extend(one.machine for one in introduced)
-        failed = [
-            f"process {index} {one.error}" for index, one in enumerate(introduced) if one.error
-        ]
-        problem = failed[0] if failed else _strangers(introduced)
+        failed = (f"process {n} {one.error}" for n, one in enumerate(introduced) if one.error)
+        problem = next(failed, "") or _strangers(introduced)
         partners = all_partners([one.partner for one in introduced], machines)
         without = [index for index, one in enumerate(partners) if one is None]
         nonce = secrets.token_hex(_SECRET_BYTES)
