@@ -203,8 +203,7 @@ def _shortened(one: str, other: str) -> tuple[str, str]:
     pairs = enumerate(zip(one, other, strict=False))
     at = next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
     start = max(0, at - _SHOWN // 2)
-    cut = (f"{'...' * (start > 0)}{text[start:][:_SHOWN]}" for text in (one, other))
-    first, second = cut
+    first, second = (f"{'...' * (start > 0)}{text[start:][:_SHOWN]}" for text in (one, other))
     return first, second
 
 

@@ -106,9 +106,9 @@ class Links:
         """Links a file of the last step to ``target/name`` if it holds what ``source`` holds; None if not."""
         last = self._last
         known = None if last is None else last.identities.get(name)
-        if last is None or known is None or known.size_bytes != source.size_bytes:
+        if last is None or known is None:
             return None
-        if known.size_bytes < LEAST_FILE_BYTES:
+        if not LEAST_FILE_BYTES <= known.size_bytes == source.size_bytes:
             return None
         old, new = f"{last.path}/{name}", f"{target}/{name}"
         return last.files[name] if link_same(old, new, known, pieces_of(source)) else None
@@ -168,11 +168,9 @@ class _ItemLinker:
         compared, same = self._worth_linking(keys), list[str]()
         if compared:
             with contextlib.closing(DataFiles(Location(self._folder, True))) as data:
-
-                def is_same(name: str) -> bool:
-                    return self._is_same(candidates[name], data)
-
-                found = run_each(is_same, compared, _THREADS, "ckpt-compare")
+                arrays = [candidates[name] for name in compared]
+                check = functools.partial(self._is_same, data)
+                found = run_each(check, arrays, _THREADS, "ckpt-compare")
             same = [name for name, equal in zip(compared, found, strict=True) if equal]
         chosen = self._worth_linking({name: keys[name] for name in same})
         kept = {name for name in keys.keys() - {*compared} if self._is_object(candidates[name])}
@@ -254,7 +252,7 @@ class _ItemLinker:
         """Whether it is the same jax array object: weak references to one object are identical."""
         return array.source is not None and array.source is self._saved[array.name].source
 
-    def _is_same(self, array: ArrayToWrite, data: DataFiles) -> bool:
+    def _is_same(self, data: DataFiles, array: ArrayToWrite) -> bool:
         """Whether the array has the values that the last step saved. The same object is compared by checksums, as on CPU
         it can share memory that the user may write to; another one, as a jitted function passed through, byte by byte
         with the file.
