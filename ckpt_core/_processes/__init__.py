@@ -197,7 +197,7 @@ class Round:
     ) -> tuple[Said, BaseException | None]:
         """On process 0: publishes the answer; returns it, and the error of this process if there is one."""
         answers = wire.answers(client)
-        waits = waits or answers.far_ahead
+        waits = waits or answers.ahead >= wire.MOST_AHEAD
         try:
             client.key_value_set(f"{wire.values_folder(tag)}0", mine.dump())
             everyone = self._everyone(client, tag) if waits else [mine]
