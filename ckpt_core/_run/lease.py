@@ -109,6 +109,11 @@ class Lease:
                 f"run its own directory{of_tasks()}"
             )
 
+    def check_if_claimed(self) -> None:
+        """The same for who may do without a claim, as a tool or a deletion."""
+        if self._claim is not None:
+            self.check()
+
     def release(self) -> None:
         """Like ``close``; in a file system it also deletes its owner file. An older writer without one is refused as before."""
         if self._claim is not None and not self._closed:

@@ -113,7 +113,7 @@ class Disk:
         listing = steps.look()
         if not (run := listing.run).removals:
             return listing
-        self._refuse_after_takeover()  # it may be what a newer writer does now
+        self.lease.check_if_claimed()  # it may be what a newer writer does now
         found = (one for one in run.removals if steps.names.parse(one.name) == one.step)
         same = [one for one in found if steps.saved(one.name).token == one.token]
         self._remove_all(same, wait_secs)
@@ -155,7 +155,7 @@ class Disk:
 
     def delete_step(self, step: int, local: Collection[int]) -> dict[str, Any]:
         """Deletes the persistent copies of a step, so that no local copy counts any more; gives the run file, as ``run``."""
-        self._refuse_after_takeover()
+        self.lease.check_if_claimed()
         listing = self.look()
         if step not in local:
             self.run.steps.refuse_absent(step, local)
@@ -278,7 +278,7 @@ class Disk:
                 raise PermissionError(errno.EACCES, why, path)
 
     def _put(self, run: RunFile) -> None:
-        self._refuse_after_takeover()
+        self.lease.check_if_claimed()
         if run == RunFile():
             self.run.backend.remove(self.run.path, RUN_FILE)
         else:
@@ -287,13 +287,9 @@ class Disk:
     def _remove_all(self, steps: Iterable[Removal], wait_secs: float) -> None:
         deadline = time.monotonic() + wait_secs
         for one in steps:
-            self._refuse_after_takeover()
+            self.lease.check_if_claimed()
             self._drop(one, deadline)
-        self._refuse_after_takeover()
-
-    def _refuse_after_takeover(self) -> None:
-        if self.lease.claimed:  # a tool or a deletion may do without
-            self.lease.check()
+        self.lease.check_if_claimed()
 
     def _drop(self, removal: Removal, deadline: float) -> None:
         path = f"{self.run.path}/{removal.name}"
@@ -437,27 +433,17 @@ class SaveGuard:
 
     def check(self) -> None:
         self.disk.lease.check()
+        directory, step = self.disk.run, self.request.step
         if self.changes.replaces:
-            self._withdraw_older()
-        elif self.disk.run.local:
-            self._move_same_step()
-
-    def _withdraw_older(self) -> None:
-        """Notes that no older save of this number in local directories counts, because until the commit the persistent
-        copy does. Without a persistent copy an older local one is all that there is, and still counts.
-        """
-        directory = self.disk.run
-        run = directory.steps.run_file()
-        marked = run.overwritten(self.request.step, self.token)
-        if run.name and marked != run and directory.steps.has(self.request.step):
-            directory.backend.put(directory.path, RUN_FILE, marked.dump())
-
-    def _move_same_step(self) -> None:
-        """Moves away a step of this number that the previous writer committed meanwhile."""
-        if not self.disk.run.backend.exists(self.path):
-            return
-        listing = self.disk.run.steps.look()
-        if listing.has(self.request.step):
-            self.disk.lease.check()  # it may be that of a newer writer
-            removals = self.disk.removals_of([self.request.step], listing, RETIRED)
-            self.disk.remove(removals, listing, wait_secs=_READER_SECS)
+            # No older save of this number in local directories counts, because until the commit the persistent copy does.
+            # Without a persistent copy an older local one is all that there is, and still counts.
+            run = directory.steps.run_file()
+            marked = run.overwritten(step, self.token)
+            if run.name and marked != run and directory.steps.has(step):
+                directory.backend.put(directory.path, RUN_FILE, marked.dump())
+        elif directory.local and directory.backend.exists(self.path):
+            listing = directory.steps.look()
+            if listing.has(step):  # the previous writer committed it meanwhile
+                self.disk.lease.check()  # or a newer one
+                removals = self.disk.removals_of([step], listing, RETIRED)
+                self.disk.remove(removals, listing, wait_secs=_READER_SECS)

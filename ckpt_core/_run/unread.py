@@ -73,16 +73,13 @@ class UnreadValues:
         self._half |= set(targets if has_set(error) else ())
         self._asked |= set(targets)
 
-    def asks(self, items: Mapping[str, Any]) -> bool:
-        """Whether ``check`` could raise on any process, some of which may have read what others have not."""
-        return not self._asked.isdisjoint(items)
-
     def check_on_all(
         self, items: Mapping[str, Any], processes: Processes, limit_secs: float
     ) -> None:
         """Raises on all processes if ``check`` does on one: the others would wait for it."""
-        if processes.count == 1 or not self.asks(items):
-            self.check(items)  # of several processes none raises
+        # of several processes none raises for items that concern no restore
+        if processes.count == 1 or self._asked.isdisjoint(items):
+            self.check(items)
             return
         check = functools.partial(self.check, items)
         processes.round("save", limit_secs).all(check)

@@ -300,11 +300,7 @@ class Folders:
                 f"{self.path}: the part of step {step} is not here, and is not fetched while another "
                 "Checkpointer uses this directory: restore the step, which takes the directory over"
             )
-
-        def may_commit() -> None:
-            if self.lease.claimed:
-                self.lease.check()
-
+        may_commit = self.lease.check_if_claimed
         return Target(self.own.path(step), self.backend, self._options.durable, may_commit)
 
     def copy_target(self, source: int, step: int, wanted: Callable[[], None]) -> Target:
