@@ -63,13 +63,9 @@ def refuse_no_directory(directory: str, local: bool) -> None:
 def refuse_one_checkpoint(backend: Backend, directory: str, local: bool) -> None:
     """Raises CheckpointExists if ``directory`` is itself a checkpoint (ours or Orbax's), not a directory of steps."""
     for name in (RECORD_FILE, orbax_write.STEP_METADATA, orbax_write.ITEM_METADATA):
-        try:
-            if local:
-                found = backend.exists(f"{directory}/{name}")
-            else:
-                found = backend.read(directory, name) is not None
-        except (OSError, CheckpointError):
-            continue  # a later read or write raises the same error
+        path, found = f"{directory}/{name}", False
+        with contextlib.suppress(OSError, CheckpointError):  # a later read or write raises the same
+            found = backend.exists(path) if local else backend.read(directory, name) is not None
         if found:
             parent = directory.rpartition("/")[0]
             raise CheckpointExists(
@@ -211,16 +207,12 @@ class Steps:
         self, step: int, listing: Listing | None = None, beside: Collection[int] = ()
     ) -> Checkpoint:
         """A step with its metadata read; CheckpointNotFound lists up to 10 that exist, here and ``beside`` in another tier."""
-        for _ in range(_LOOKS):
+        for _ in range(_LOOKS if self.local else 1):
             found = (listing or self.look()).directories(step)
             listing = None
-            try:
-                if found:
+            if found:
+                with contextlib.suppress(CheckpointNotFound):  # deleted meanwhile, or replaced
                     return self.opened(found[0])
-            except CheckpointNotFound:
-                pass  # deleted since the listing, or replaced
-            if not self.local:
-                break
         if self.local:
             refuse_lost_link(self.path(step))
         raise self._absent(step, beside)
@@ -371,8 +363,7 @@ class Following:
 
     def _want(self, step: int) -> bool:
         """Keeps a step; whether it is still there."""
-        listing = self.directory.steps.look()
-        names = listing.directories(step)
+        names = self.directory.steps.look().directories(step)
         if not names:
             return False
         if self.directory.steps.local:
