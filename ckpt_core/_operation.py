@@ -1,7 +1,7 @@
 """One save or load as it goes: what is being done, how many bytes, and the events that listeners get.
 
-If it takes unexpectedly long, reports say where it is, whom it waits for, and at last the stacks of its threads. The thread that
-reports touches no file and waits for nobody: what hangs may be the file system itself, so the work notes how far it is.
+If it takes long, reports say where it is, whom it waits for, and at last the stacks of its threads. The thread that reports
+touches no file and waits for nobody: what hangs may be the file system itself, so the work notes how far it is.
 """
 
 from __future__ import annotations

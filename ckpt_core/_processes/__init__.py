@@ -1,7 +1,6 @@
 """Agreement of all processes through jax.distributed's coordination service, and what jax offers them there.
 
-With one process, all calls return at once. No device collective is used, so every call is safe in a
-background thread.
+With one process, all calls return at once. No device collective is used: every call is safe in a background thread.
 """
 
 from __future__ import annotations

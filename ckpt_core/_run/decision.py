@@ -1,9 +1,8 @@
 """Whether to save a step: a policy is asked once for all processes, and a file asks from outside.
 
-That file, beside the steps, asks a job that runs for a step, whatever its policy wants. Process 0 looks for it every few
-seconds, when ``save`` or ``should_save`` asks about a step. Several processes learn its answer in one round, at a step that
-the answer before named: the steps between cost no message. The file goes once that step is committed. The next job answers
-what a killed one left.
+That file, beside the steps, asks a running job for a step, whatever its policy wants. Process 0 looks for it every few
+seconds, when a step is asked about. Several processes learn its answer in one round, at a step that the answer before
+named: the steps between cost no message. It goes with the commit; the next job answers what a killed one left.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Where a run stands, and what its next save does to the steps on disk: pure functions.
 
-A saved step is an identity, its number and the token of the save that wrote it. A Checkpointer has a
-trail: the identities that it stood on, by number, and its head, the one that it stands on. What is on disk is always
-taken from a listing; nothing here remembers it.
+A saved step is an identity: its number, and the token of its save. A Checkpointer has a trail, the identities that it
+stood on, and a head, where it stands. What is on disk is always taken from a listing; nothing here remembers it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Lease: only the writer that claimed a directory of steps last may commit to it.
 
-A rescheduled job cannot wait until the old one is known to be dead. The new writer puts its token
-into ``.ckpt-owner`` and continues at once. The old writer reads the file before its next commit,
-finds a foreign token and raises, so the steps of two runs never mix in one directory. A writer
-holds a lock on the file while it lives, so a new writer can warn that it took over from a live one.
+A rescheduled job cannot wait until the old one is known to be dead: it puts its token into ``.ckpt-owner`` and continues
+at once. The old writer reads the file before its next commit, finds a foreign token and raises. A writer that lives holds
+a lock on the file, so a new one can warn that it took over from a live one.
 """
 
 from __future__ import annotations

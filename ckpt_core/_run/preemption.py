@@ -126,11 +126,8 @@ class Preemption:
         self._alone = processes.count == 1
         self._asked = bool(getattr(policy, "listens", False))
         self._others = [name for name in options.stop_signals if name != "SIGTERM"]
-        self._signal = (
-            StopSignal(options.stop_signals)
-            if self._alone
-            else StopSignal(self._others, passes_on=True)
-        )
+        heard = options.stop_signals if self._alone else self._others
+        self._signal = StopSignal(heard, passes_on=not self._alone)
         self._agreed_at: float | None = None
         self.step = 0  # that the run has reached; all processes set it at each step
         self._asked_at_step: int | None = None

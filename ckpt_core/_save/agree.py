@@ -1,9 +1,8 @@
 """What the processes of a save agree on: that they save the same, and what each has written.
 
-Each process computes by itself who writes which region. If structure, shapes, chunks or shardings differed between two,
-regions would be written twice or not at all. So each sends a digest of them before anything is written; that of a tree
-is computed once for each plan. One that differs from process 0 sends its facts, and the error names the first setting
-or leaf that differs.
+Each process computes by itself who writes which region: if structure, shapes, chunks or shardings differed, regions would
+be written twice or not at all. So each sends a digest of them before anything is written, computed once for each plan. One
+that differs from process 0 sends its facts, and the error names the first setting or leaf that differs.
 
 Of numbers, texts, numpy arrays and arrays bound to no device each process has its own, and one is saved for all. So these
 are compared, too, as texts: else all processes but one would go on with another's value.

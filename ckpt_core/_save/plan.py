@@ -1,8 +1,7 @@
 """Plans how each leaf of a pytree is stored, and which process writes which part of it.
 
-A training run saves the same pytree at every step, with different values. The plan depends only on
-structure, shapes and shardings. It is computed once and cached, together with the metadata files
-that follow from it.
+A training run saves the same pytree at every step, with different values. The plan depends on structure, shapes and
+shardings alone. It is computed once and cached, with the metadata files that follow from it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The folders below a local directory: which parts of steps lie in them, who may write, and what is deleted.
 
-A process has its own parts in ``process_<i>-of-<n>``. Beside it may be folders of other indices:
-processes of this host, or hosts that have changed places; and of other numbers of processes, if the
-run had as many before: those are not restored from. In each may be folders ``partner-of_<j>-of-<n>`` with copies of the parts of
-process j.
+A process has its own parts in ``process_<i>-of-<n>``. Beside it may be folders of other indices, of this host or of hosts
+that have changed places, and of other numbers of processes: those are not restored from. In each may be folders
+``partner-of_<j>-of-<n>`` with copies of the parts of process j.
 """
 
 from __future__ import annotations

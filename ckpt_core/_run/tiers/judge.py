@@ -1,11 +1,9 @@
 """What the processes decide about local steps, from what each of them says: pure functions.
 
-Which steps are whole, which process keeps copies of whose parts, and what all do after a restore that failed.
-
-A step is whole if every process has its own part of it with one token, or can get one that is as
-good as its own. The token identifies the save that wrote the part, so parts of two saves with the
-same step number are never taken for one checkpoint. A step that another number of processes saved is not
-used: it is only named.
+They find which steps are whole, who keeps copies of which parts, and what all do after a restore that failed. A step is
+whole if every process has its own part of it with one token, or can get one that is as good. Since the token identifies
+the save, parts of two saves of one number are never taken for one checkpoint. A step that another number of processes
+saved is only named.
 """
 
 from __future__ import annotations

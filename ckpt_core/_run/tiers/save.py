@@ -1,9 +1,9 @@
-"""Saves into local directories: each process writes the shards it holds, and all commit or none; then partners copy their parts.
+"""Saves into local directories: each process writes the shards it holds, all commit or none; then partners copy their parts.
 
-The part of a step that one process wrote is of use for another if both hold the same: the same regions of all distributed
-arrays, and equal values of all else, numbers, text, numpy arrays, arrays bound to no device. The state of a data pipeline
-belongs to one process, but it is small: processes that hold the same form blocks of eight at most, and each writes the
-states of its block. A block is spread over the job: its processes are on different hosts.
+The part of one process is of use for another if both hold the same regions of all distributed arrays, and equal values of
+all else: numbers, text, numpy arrays, arrays bound to no device. The state of a data pipeline belongs to one process, but
+it is small: those that hold the same form blocks of at most eight, on different hosts, and each writes the states of its
+block.
 """
 
 from __future__ import annotations
