@@ -7,6 +7,7 @@ decides and changes the directory, and the others get its decision.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import time
@@ -256,7 +257,8 @@ class Run:
             writes.append((tier.in_flight, *self._prepare_local(tier, contents, changes)))
         if persists:
             persistent = self._prepare_persistent(contents, request, changes)
-            writes.append((self._persistent, persistent, persistent.run))
+            write = functools.partial(self._write, contents, self.trail, changes, persistent)
+            writes.append((self._persistent, persistent, write))
         saves = [save for _, save, _ in writes]
         if changes.persistent_first:
             writes.reverse()
@@ -272,8 +274,9 @@ class Run:
                 for slot, save, work in writes:
                     slot.start(contents.step, save.job.target, work, before, low=low)
                     before = slot
-            elif persistent is not None:
-                persistent.run()
+            else:
+                for _, _, work in writes:
+                    work()
         except BaseException as error:
             if persistent is not None and persistent.undo():  # else its thread is running
                 if tier is not None and isinstance(error, Exception):
@@ -333,15 +336,15 @@ class Run:
             token=contents.token,
             parent=contents.parent,
         )
-        return Save(job, lambda write: self._write(contents, trail, changes, write))
+        return Save(job)
 
-    def _write(
-        self, contents: StepToSave, trail: Trail, changes: Changes, write: Callable[[], None]
-    ) -> None:
+    def _write(self, contents: StepToSave, trail: Trail, changes: Changes, save: Save) -> None:
         """Writes and commits the persistent copy of a step, then applies retention."""
         identity = Identity(contents.step, contents.token)
         try:
-            write()
+            save.run()
+            if not save.committed:
+                return  # it was undone before
             self._persisted = contents.token
         except BaseException as error:
             if is_visible(error):
@@ -375,9 +378,8 @@ class Run:
             damaged,
         )
         if restored is None:
-            self.trail = Trail(
-                may_retire=True, root=-1
-            )  # at the beginning, whatever it saved before
+            # at the beginning, whatever it saved before
+            self.trail = Trail(may_retire=True, root=-1)
             _adapters.notice(targets.values())
         return restored
 

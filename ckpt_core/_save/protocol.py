@@ -43,8 +43,6 @@ from ckpt_core._save.job import (
 from ckpt_core._save.prepare import landed, take_snapshot
 from ckpt_core._storage import INDEX_FILE, ArrayToWrite, ArrayWriter, Rows, encode_index
 
-Around = Callable[[Callable[[], None]], None]
-"""Calls its argument, which writes and commits; may do more before and after, on that thread."""
 _FILES_AT_ONCE = 4  # number of data files that are written at once
 _UPLOADED_FILE_BYTES = 32 * MIB  # of a data file in an object store: it is in memory as a whole
 
@@ -174,7 +172,7 @@ class Save:
 
     attempt: Attempt  # in which this process writes
 
-    def __init__(self, job: SaveJob, around: Around | None = None, call: str = "save") -> None:
+    def __init__(self, job: SaveJob, call: str = "save") -> None:
         options = job.options
         self.job = job
         self.operation = Operation(
@@ -188,7 +186,7 @@ class Save:
         self.files: dict[str, FileRecord] = {}  # that are written, by path in the checkpoint
         self.blocking_secs = 0.0  # the snapshot's
         self.written_bytes = 0
-        self._around = around
+        self.committed = False
         self._round = job.processes.round(call, options.timeout_secs, job.target)
         self._others_know = False  # whether this process takes part
         self._claim = threading.Lock()  # taken once, by ``run`` or ``undo``
@@ -212,11 +210,15 @@ class Save:
         if not self._claim.acquire(blocking=False):
             return
         try:
-            write = self._write_and_commit
-            write() if self._around is None else self._around(write)
+            with self.operation.failing("save_failed", "beginning"):
+                self.start()
+                self._on_all("written", self.write_part, report=str, judge=self._passed.extend)
+                self._on_all("committed", self.commit)
         except BaseException:
             self._give_back()
             raise
+        self._begun, self.committed = None, True
+        self.operation.committed(self.written_bytes, self.blocking_secs)
 
     def undo(self) -> bool:
         """Removes the attempt's directory, unless ``run`` was called; whether it will never run."""
@@ -224,14 +226,6 @@ class Save:
         if undone:
             self._give_back()
         return undone
-
-    def _write_and_commit(self) -> None:
-        with self.operation.failing("save_failed", "beginning"):
-            self.start()
-            self._on_all("written", self.write_part, report=str, judge=self._passed.extend)
-            self._on_all("committed", self.commit)
-        self._begun = None
-        self.operation.committed(self.written_bytes, self.blocking_secs)
 
     def start(self) -> None:
         """Agreement 1: all save the same, into the attempt of process 0, and see its files; CheckpointError if they do not."""
