@@ -237,9 +237,7 @@ def nobody_is_left() -> bool:
 
 
 def _finish() -> None:
-    """Exit handler: blocks until no save or load is running. The first interrupt (Ctrl-C, or a signal handler that
-    calls ``sys.exit``) prints which saves are still running; the second one abandons them and exits with code 1.
-    """
+    """Exit handler: blocks until nothing is running. The first interrupt names the saves, the second one abandons them."""
     if os.getpid() != HOME.pid:
         return  # in a forked child: the saves belong to its parent
     interrupted = False

@@ -162,9 +162,7 @@ class Steps:
     def not_continued(
         self, step: int, record: Record, listing: Listing, local: history.Saves
     ) -> int | None:
-        """The step for which this one is one of ``history.strays``, which ``ckpt doctor`` finds of all: here of the
-        nearest ancestors, and what lies between them, here or among ``local`` steps.
-        """
+        """What ``history.strays`` gives for this step, from its nearest ancestors and what lies between, here or ``local``."""
         leaves = sum(len(item.paths) for item in record.items.values())
         saves = {one: save for one, save in local.items() if one < step}
         saves[step] = saved_by(record)

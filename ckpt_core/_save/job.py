@@ -183,9 +183,7 @@ def make_job(
 def collect_items(
     state: Any, items: Mapping[str, Any] | None, named: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The items of a call, by name. TypeError for a state beside named items, for no item, one name twice, or one like a
-    misspelt argument; ValueError for a name that no directory in a checkpoint can have.
-    """
+    """The items of a call, by name. TypeError for arguments that do not go together, ValueError for an impossible name."""
     if not (items is None or isinstance(items, Mapping)):
         raise unnamed(items)
     twice = sorted(set(items or {}) & set(named))

@@ -222,9 +222,7 @@ def plan_tree(
     compression: Compression,
     own: bool = False,
 ) -> TreePlan:
-    """The plan of one process for saving pytrees of this signature; ``own`` plans a process-local checkpoint, with
-    every shard held here, replicas included. UnsupportedLeaf if the paths of two leaves give the same array name.
-    """
+    """The plan of one process for pytrees of this signature; UnsupportedLeaf if two leaves have the same array name."""
     names = tuple(
         orbax_write.check_names(signature.paths, stored_paths(signature.root, signature.paths))
     )
@@ -362,9 +360,7 @@ class LeafPlanner:
         return tuple(takes), total_bytes
 
     def _chunk(self, spec: LeafSpec, cuts: tuple[Region, ...], holders: int) -> tuple[int, ...]:
-        """The chunk shape of an array, the same on all processes; no chunk crosses the borders of all shards, the
-        ``cuts``. ``holders``: the most processes that hold one region, of which each may write a part.
-        """
+        """The chunk shape of an array, the same on all processes: within all ``cuts``, of which ``holders`` write parts."""
         itemsize = spec.numpy_dtype.itemsize
         size_bytes = itemsize * max(map(region_size, cuts))
         limit = shared_chunk_bytes(size_bytes, holders, self._chunk_bytes)

@@ -134,9 +134,7 @@ def prepare_item(
     shared: SharedObjects | None = None,
     live: Live | None = None,
 ) -> list[PreparedItem]:
-    """Flattens, plans and snapshots one item for each job, as ``prepare_items`` does; ``shared`` notes leaves that may
-    stand in other items, too, and ``live`` gets the live objects.
-    """
+    """Prepares an item for each job, as ``prepare_items`` does; ``shared`` notes its leaves, ``live`` its live objects."""
     try:
         if isinstance(value, Json):
             return [prepare_json(name, value, job) for job in jobs]

@@ -282,9 +282,7 @@ class Save:
         offer: Callable[[], Any],
         combine: Callable[[list[Any]], Any] = operator.itemgetter(0),
     ) -> Any:
-        """Agreement 1 of several processes: what ``combine`` makes of their offers, see ``agree_to_save``. ``settings``
-        must be equal on all, as items and fields; ``offer`` is called when the arrays of this process are on the host.
-        """
+        """Agreement 1, see ``agree_to_save``: what ``combine`` makes of all offers, made when the arrays are on the host."""
         self._others_know = True
         common = {
             "Options(durable=)": self.job.options.durable,

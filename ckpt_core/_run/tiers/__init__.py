@@ -84,9 +84,7 @@ class Tiers:
         return newest
 
     def candidates(self) -> list[tuple[int, bool | None]]:
-        """The steps, ascending, each with whether its local copy is tried first. None: ``prefers_local`` knows, which
-        reads a record, and so is asked here of the newest step alone.
-        """
+        """The steps, ascending, each with whether its local copy is tried first; None: ``prefers_local`` knows."""
         local, listing = self._local_steps(), self._persistent.look()
         if self._local is None and listing.run.name and self._changes_files:
             logger.warning(
@@ -101,7 +99,7 @@ class Tiers:
             self.refuse_lost_run()
         both = persistent & local.keys()
         found = [(step, None if step in both else step in local) for step in steps]
-        if both and max(both) == steps[-1]:
+        if both and max(both) == steps[-1]:  # of the newest alone, as that reads its record
             found[-1] = steps[-1], self.prefers_local(steps[-1], listing)
         return found
 

@@ -111,9 +111,7 @@ class Folders:
         self._use = _use(root)
 
     def look(self, run: RunFile) -> tuple[list[Place], list[Unread], list[tuple[int, int]]]:
-        """The readable parts that count, here and beside it, the own ones first; what could not be read, though nothing says
-        that it is damaged; and the steps that other numbers of processes saved, with those.
-        """
+        """The readable parts that count, the own ones first; what is not read, but may be sound; steps of other numbers."""
         own, beside, found = dict[int, Unread](), dict[int, Unread](), list[Place]()
         counts = dict[int, int]()
         for steps, step, opened in self._opened(own, beside):
@@ -147,9 +145,7 @@ class Folders:
         return None
 
     def state(self, step: int, token: str | None) -> State:
-        """Whether this process's own part is as it was saved. Else it is left out: until ``try_again`` if it could not be
-        read, and a damaged one until another copy replaces it.
-        """
+        """Whether the own part is as it was saved. Else it is left out: until ``try_again``, if damaged until it is replaced."""
         path = self.own.path(step)
         found: State = "damaged"
         if not self.backend.exists(path):

@@ -237,9 +237,7 @@ def choose_partner(partners: Partners, index: int, count: int) -> ChosenPartner:
 
 
 def all_partners(chosen: Sequence[ChosenPartner], machines: Sequence[str]) -> list[int | None]:
-    """For each process, the one that keeps copies of its parts. On the next machine that is the process of the same place
-    in it; with one machine, the next process.
-    """
+    """For each process, who keeps its copies: in the same place on the next machine; on one machine, the next process."""
     count, of_machine, places = len(chosen), dict[str, list[int]](), list[int]()
     for index, machine in enumerate(machines):
         theirs = of_machine.setdefault(machine, [])

@@ -110,9 +110,7 @@ class Peers:
 
 
 class Table:
-    """Rows of which each concerns one process, which process 0 publishes. In an answer, which goes to all, their bytes
-    would grow with the square of the number of processes.
-    """
+    """Rows of which each concerns one process: in the answer, which goes to all, their bytes would grow quadratically."""
 
     def __init__(self, processes: Processes, folder: str, name: str) -> None:
         self._processes = processes

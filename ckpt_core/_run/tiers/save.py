@@ -59,9 +59,7 @@ class StepToSave:
 
 
 def holding_of(items: Sequence[PreparedItem], index: int) -> tuple[str, States]:
-    """What process ``index`` holds: 22 letters, equal on processes that can replace each other, and the states of its
-    pipelines; those that are too large to be sent belong to it alone.
-    """
+    """What process ``index`` holds: letters, equal where processes can replace each other, and the states of its pipelines."""
     digest = hashlib.sha256()
     states: States = {}
     for item in sorted(items, key=lambda item: item.name):
@@ -77,7 +75,7 @@ def holding_of(items: Sequence[PreparedItem], index: int) -> tuple[str, States]:
             if item.plan is not None:
                 digest.update(item.plan.coverage.encode())
     size_bytes = sum(len(text) for files in states.values() for text in files.values())
-    if size_bytes > MOST_STATE_BYTES:
+    if size_bytes > MOST_STATE_BYTES:  # too large to be sent: they belong to it alone
         states = {}
         digest.update(f"process {index}".encode())
     return base64.b64encode(digest.digest()[:16]).decode().rstrip("="), states
@@ -286,9 +284,7 @@ class Copier:
         self._state = "idle"
 
     def finish(self, timeout_secs: float) -> None:
-        """Blocks until the copies of the last step are made, here and of this process's part; gives up at the timeout, or
-        once no partner is connected any more.
-        """
+        """Blocks until the copies of the last step, here and of this part, are made, or time is up, or no partner is there."""
         server, moved = self._peers.server, time.monotonic()
         deadline = moved + timeout_secs
         while self._state in ("busy", "done") and (now := time.monotonic()) < deadline:
