@@ -104,7 +104,7 @@ def _of_token(token: str, lineages: Sequence[str]) -> Order:
 
 
 def parse_run_file(data: bytes | None, directory: str) -> RunFile:
-    """The content of the file; that of a run without local directories for none, and for one of 0.1.0, with local steps."""
+    """The content of the file; that of a run without local directories if there is none, or one of version 0.1.0."""
     if data is None or _OF_0_1_0.match(data):
         return RunFile()
     try:
