@@ -182,12 +182,9 @@ class LocalSave(Save):
             "the step": job.step,
             "Options(local_max_to_keep=)": job.options.local_max_to_keep,
         }
-        partners = self._peers.copies
-
-        def combine(offers: list[Any]) -> list[Any]:
-            return combine_offers(offers, self._groups, partners)
-
-        self.token, groups, self.copies, protected = self.agree(settings, offer, combine)
+        self.token, groups, self.copies, protected = self.agree(
+            settings, offer, lambda offers: combine_offers(offers, self._groups, self._peers.copies)
+        )
         self.protected = copied[1:] if protected else None
         self.part = part = Part(index, processes.count, parse_runs(self._groups.row(groups)))
         if states:
