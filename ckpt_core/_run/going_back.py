@@ -41,9 +41,8 @@ def rollback_to(run: Run, step: int) -> list[int]:
     def after(before: Trail, _: set[int], said: Mapping[str, Any]) -> Trail:
         if not said:
             return history.rolled_back(before, step, None)
-        number, token = said["target"] or (-1, "")
-        target = Identity(number, token) if number >= 0 else None
-        return history.rolled_back(before, number, target)
+        target = said["target"] and Identity(*said["target"])
+        return history.rolled_back(before, target.step if target else -1, target)
 
     newer = functools.partial(operator.lt, step)
     settle_all(run.slots)  # a running save ends with retention

@@ -125,10 +125,8 @@ class Disk:
         try:
             self.lease.check()
             listing = self.look()
-            unknown = (
-                [*filter(listing.has, {*listing.names} - trail.own)] if changes.truncates else []
-            )
-            foreign = history.committed_by_others(trail, step, unknown) if unknown else ()
+            others = listing.names.keys() - trail.own if changes.truncates else ()
+            foreign = history.committed_by_others(trail, step, [*filter(listing.has, others)])
             if foreign:
                 into = RETIRED if self.run.local else None
                 self.remove(self.removals_of(foreign, listing, into), listing)
