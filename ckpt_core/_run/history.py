@@ -352,12 +352,10 @@ def _going_on(
         if not request.force:
             raise _older(directory, step, sorted(others), trail)
         return Changes(set_aside=_one(step, damaged, moves), detached=True, truncates=False)
-    if base is None and not trail.may_retire:
-        set_aside = _one(step, damaged, moves and not replaces)
-    else:
-        set_aside = tuple(sorted(damaged - ({step} if replaces else set()))) if moves else ()
-    retire = others - {step} if replaces else others
-    return Changes(base, tuple(sorted(retire)), set_aside, replaces)
+    replaced = {step} if replaces else set[int]()
+    aside = damaged if base is not None or trail.may_retire else damaged & {step}
+    set_aside = tuple(sorted(aside - replaced)) if moves else ()
+    return Changes(base, tuple(sorted(others - replaced)), set_aside, replaces)
 
 
 def committed_by_others(trail: Trail, step: int, there: Collection[int]) -> tuple[int, ...]:
@@ -373,32 +371,28 @@ def _one(step: int, among: Collection[int], wanted: bool) -> tuple[int, ...]:
 
 
 def _taken(directory: str, step: int, trail: Trail, there: Collection[int]) -> CheckpointExists:
-    newer = sorted(other for other in there if other > step)
+    text = f"{directory}: step {step} is there already, and not from this Checkpointer: "
     if trail.may_retire:
-        return CheckpointExists(
-            f"{directory}: step {step} is there already, and not from this Checkpointer: pass "
-            "overwrite=True to replace it"
-        )
+        return CheckpointExists(f"{text}pass overwrite=True to replace it")
+    newer = sorted(other for other in there if other > step)
     left = f", and to retire {_numbers(newer)}" if newer else ""
     return CheckpointExists(
-        f"{directory}: step {step} is there already, and not from this Checkpointer: call restore_latest() "
-        f"before the first save, to go on from step {max(there)}. To begin anew with this step instead, pass "
-        f"overwrite=True to replace it{left}"
+        f"{text}call restore_latest() before the first save, to go on from step {max(there)}. To begin anew with this step "
+        f"instead, pass overwrite=True to replace it{left}"
     )
 
 
 def _older(directory: str, step: int, newer: list[int], trail: Trail) -> CheckpointExists:
-    shown = _numbers(newer)
-    there = f"{directory}: step {step} is older than {shown}, which are there already: "
+    back = f"rollback_to({max(step - 1, 0)}) to delete"
+    text = f"{directory}: step {step} is older than {_numbers(newer)}, which are there already: "
     if trail.may_retire:
         return CheckpointExists(
-            f"{there}restore_latest would resume from those. Call rollback_to({max(step - 1, 0)}) to delete "
-            "them, save to another directory, or pass force=True to save it all the same"
+            f"{text}restore_latest would resume from those. Call {back} them, save to another directory, or pass force=True "
+            "to save it all the same"
         )
     return CheckpointExists(
-        f"{there}call restore_latest() before the first save, to go on from step {newer[-1]}, or "
-        f"rollback_to({max(step - 1, 0)}) to delete those. Another run goes to another directory; force=True saves "
-        "this step beside those, and a restart goes on from them"
+        f"{text}call restore_latest() before the first save, to go on from step {newer[-1]}, or {back} those. Another run "
+        "goes to another directory; force=True saves this step beside those, and a restart goes on from them"
     )
 
 
