@@ -87,7 +87,7 @@ class Lacking(ConnectionError):
 
 
 class Connection:
-    """A connection to a peer, from which files are fetched one after the other. It fails if no byte comes for ``idle_secs``."""
+    """A connection to a peer, to fetch one file after the other. It fails if no byte comes for ``idle_secs``."""
 
     def __init__(self, address: str, port: int, secret: str, idle_secs: float = IDLE_SECS) -> None:
         self._used = time.monotonic()
@@ -96,7 +96,7 @@ class Connection:
         self._http = http.client.HTTPConnection(address, port, timeout=idle_secs)
 
     def pieces(self, key: Key, position: int) -> Iterator[bytes]:
-        """The content of one file, in blocks; Lacking if the peer does not have it, ConnectionError if it does not give all."""
+        """The content of one file, in blocks; Lacking if the peer has none, ConnectionError if it does not give all."""
         step, token, writer = key
         try:
             if time.monotonic() - self._used > IDLE_SECS / 2:

@@ -180,7 +180,7 @@ class Operation:
             over.set()
 
     def _watch(self, over: threading.Event, report_secs: float) -> None:
-        """Reports at each multiple of ``report_secs`` until it is over; once for those that passed while the process stood still."""
+        """Reports at each multiple of ``report_secs`` until it is over; once for those that passed while nothing ran."""
         while not over.wait(report_secs - (time.monotonic() - self.began) % report_secs):
             try:
                 self._report(report_secs)

@@ -96,7 +96,7 @@ def restored(trail: Trail, identity: Identity) -> Trail:
 
 
 def saved(trail: Trail, identity: Identity, changes: Changes, sure: bool = True) -> Trail:
-    """The trail once a save with these changes is visible, and durable if ``sure``; another tier may have committed it before."""
+    """The trail once a save with these changes is visible, perhaps in another tier before, and durable if ``sure``."""
     step, found = identity.step, trail
     if identity in (*found.entries, *found.detached):
         pass  # another tier has committed it before
@@ -211,7 +211,7 @@ def continues_another(parent: Identity, token: str | None) -> bool:
 
 
 def strays(saves: Saves) -> dict[int, int]:
-    """For each step that does not continue a later save beneath it, that one: another save of its parent, or between the two."""
+    """For each step that does not continue a later save beneath it, that save."""
     found: dict[int, int] = {}
     numbers = sorted(saves)
     newest_unix_secs = saves[numbers[-1]].created_unix_secs if saves else 0.0

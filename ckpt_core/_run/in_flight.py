@@ -31,7 +31,7 @@ def wait_for_all(
 
 
 def refuse_if_running(saves: Sequence[SaveSlot], processes: Processes, timeout_secs: float) -> None:
-    """For ``Options(on_pending="fail")``: CheckpointError on all processes, which all call it, if a save is running on one."""
+    """For ``Options(on_pending="fail")``: CheckpointError on all processes if a save is running on one."""
     one = next((one for one in saves if one.running), None)
     mine = "" if one is None else f"{one.directory}: the save of step {one.step}"
     mine = f"{mine} in process {processes.index}" if mine and processes.count > 1 else mine
@@ -124,7 +124,7 @@ class SaveSlot:
             raise
 
     def take_failure(self, first: BaseException | None) -> BaseException | None:
-        """``first``, with the error of the ended save as a note; without it that error. No other caller gets the error again."""
+        """``first``, with the error of the ended save as a note, or that error if there is none; nobody else gets it."""
         if self._now is None:
             return first
         pending, step = self._now
@@ -138,7 +138,7 @@ class SaveSlot:
         return error
 
     def wait(self, secs_left: Callable[[], float | None]) -> GraceExceeded | None:
-        """Blocks until the save has ended; gives an error if the grace period ends first, for which ``secs_left`` is polled."""
+        """Blocks until the save has ended; gives an error if the grace period, which may begin meanwhile, ends first."""
         now = self._now
         if now is None:
             return None

@@ -24,7 +24,7 @@ _PAUSE_SECS = 0.02
 
 
 class Lease:
-    """One writer's claim on a directory. The owner file of a local one names the run's ``persistent`` one, for lists of runs."""
+    """One writer's claim on a directory. The owner file of a local one names the run's ``persistent`` one."""
 
     def __init__(self, directory: str, backend: Backend, persistent: str = "") -> None:
         self._directory = directory
@@ -114,7 +114,7 @@ class Lease:
             self.check()
 
     def release(self) -> None:
-        """Like ``close``; in a file system it also deletes its owner file. An older writer without one is refused as before."""
+        """Like ``close``; in a file system it also deletes its owner file, and an older writer is refused as before."""
         if self._claim is not None and not self._closed:
             with contextlib.suppress(OSError, CheckpointError):
                 self._backend.release(self._directory, OWNER_FILE, self._token.encode())

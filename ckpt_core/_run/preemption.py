@@ -54,7 +54,7 @@ class StopSignal:
                 _previous.setdefault(number, []).append(signal.signal(number, _on_signal))
 
     def close(self) -> None:
-        """Restores the earlier handlers if nobody listens any more; ours stays, and only calls on, elsewhere or beneath a later one."""
+        """Restores the earlier handlers if nobody listens; beneath a later one, or in another thread, ours only calls on."""
         self._closed = True
         if self in _listeners:
             _listeners.remove(self)

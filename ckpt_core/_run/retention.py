@@ -34,7 +34,7 @@ _READER_SECS = 30.0  # maximum time that a save waits for readers of a step that
 
 @dataclass
 class Disk:
-    """The steps in the persistent directory of a run, which process 0 alone changes: looks, decides by ``history``, and removes."""
+    """The steps in the persistent directory of a run, which process 0 alone changes, as ``history`` decides."""
 
     run: RunDirectory
     policy: keep.KeepPolicy | None  # None: all stay
@@ -121,7 +121,7 @@ class Disk:
         return steps.look()
 
     def committed(self, trail: Trail, step: int, changes: Changes) -> None:
-        """After a commit, removes what another writer committed meanwhile, and what no policy keeps; but not once taken over."""
+        """After a commit, removes what another writer committed meanwhile, and what no policy keeps."""
         try:
             self.lease.check()
             listing = self.look()
@@ -172,7 +172,7 @@ class Disk:
         return {"run": run.dump().decode()}
 
     def delete_newer(self, step: int, local: Mapping[int, str]) -> dict[str, Any]:
-        """Deletes the steps newer than ``step``; gives those, the newest that stays, and the run file. ``local`` has tokens."""
+        """Deletes the steps newer than ``step``; gives those, the newest that stays, and the run file."""
         self.lease.claim()  # a run that still trains from the newest step must not commit any more
         self.lease.check()
         listing = self.look()
@@ -203,7 +203,7 @@ class Disk:
     def _delete_unneeded(
         self, saved: int, listing: Listing, but: Set[int], damaged: Set[int]
     ) -> None:
-        """Deletes, or only logs why not, what no policy has kept for ``delete_grace_secs``, but ``but``; looks at ``saved`` anew."""
+        """Deletes what no policy has kept for ``delete_grace_secs``, except ``but``; only logs a failure."""
         self._known.pop(saved, None)
         steps = [step for step in listing.committed() if step not in but]
         if len(steps) < 2:

@@ -162,7 +162,7 @@ class Steps:
     def not_continued(
         self, step: int, record: Record, listing: Listing, local: history.Saves
     ) -> int | None:
-        """What ``history.strays`` gives for this step, from its nearest ancestors and what lies between, here or ``local``."""
+        """What ``history.strays`` gives for this step, from its nearest ancestors and what lies between."""
         leaves = sum(len(item.paths) for item in record.items.values())
         saves = {one: save for one, save in local.items() if one < step}
         saves[step] = saved_by(record)
@@ -287,7 +287,7 @@ class RunDirectory:
 def open_run_directory(
     directory: str | os.PathLike[str], names: StepNames, options: Options, read_only: bool
 ) -> RunDirectory:
-    """The directory of a run, which need not exist yet; NotADirectoryError for a file, CheckpointExists for a single checkpoint."""
+    """The directory of a run, which need not exist yet; raises for a file, or a single checkpoint."""
     path, local = resolve(directory)
     refuse_file_for_steps(path)
     backend = backend_of(local, options)

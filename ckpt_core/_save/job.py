@@ -62,7 +62,7 @@ NOTHING = _Nothing()
 
 
 class Guard(Protocol):
-    """Asked on process 0: to ``claim`` before the attempt begins, which deletes leftovers, and to ``check`` last before the commit."""
+    """Asked on process 0: to ``claim`` before an attempt begins, and to ``check`` last before its commit."""
 
     def claim(self) -> None: ...
     def check(self) -> None: ...
@@ -148,7 +148,7 @@ class PreparedItem:
 def save_job(
     path: str | os.PathLike[str], fields: RecordFields, options: Options, **more: Any
 ) -> SaveJob:
-    """The job of a save by all processes; ``more`` are fields of ``SaveJob``. Refuses forked children, a ``flat`` in vain."""
+    """The job of a save by all processes; ``more`` are fields of ``SaveJob``. Refuses forked children."""
     if type(more["overwrite"]) is not bool:
         check_flags(overwrite=more["overwrite"])
     target, local = resolve(path)

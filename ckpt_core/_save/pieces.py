@@ -173,7 +173,7 @@ class CheckpointWriter:
             raise
 
     def set_metadata(self, metadata: Any) -> None:
-        """Replaces the metadata that ``writer`` was given: what a conversion finds out inside the ``with`` block. TypeError if it is not JSON."""
+        """Replaces the metadata by what a conversion found out inside the ``with`` block; TypeError if it is not JSON."""
         with self._turn:
             writing = self._begun("set_metadata")
             writing.fields = replace(writing.fields, metadata=frozen_metadata(metadata))

@@ -368,7 +368,7 @@ class LeafPlanner:
 
 
 def codecs_of(item: str, paths: Sequence[Path], rules: Rules) -> list[str | None]:
-    """The codec of every leaf, from the first pattern that matches the path inside the item or ``item/path``; None if none does."""
+    """The codec of every leaf, by the first pattern that matches its path, in the item or with the item; None if none does."""
     compiled = [(pattern_to_regex(pattern), codec) for pattern, codec in rules.items()]
     found: list[str | None] = []
     for path in paths:

@@ -268,7 +268,7 @@ def _on_devices(leaves: Sequence[PlannedLeaf], parts: Parts) -> list[tuple[int, 
 
 @dataclass
 class _Landing:
-    """Brings copies in device memory to the host once, on the first thread that writes, never in a signal handler; frees that memory."""
+    """Brings copies in device memory to the host once, on the first thread that writes, and frees that memory."""
 
     leaves: Sequence[PlannedLeaf]
     parts: Parts
@@ -357,7 +357,7 @@ class SharedObjects:
         self._known: dict[int, tuple[Callable[[], Any], list[tuple[str, int]]]] = {}
 
     def note(self, item: str, leaves: Iterable[Any], specs: Iterable[LeafSpec]) -> None:
-        """Notes the leaves of an item. Arrays, which an adapter may have made for this save, are not kept alive: another may get the same id."""
+        """Notes the leaves of an item. Arrays, perhaps made for this save, are not kept alive: another may get the same id."""
         for position, (leaf, spec) in enumerate(zip(leaves, specs, strict=True)):
             if spec.kind not in CHANGEABLE_KINDS:
                 continue
@@ -396,7 +396,7 @@ def prepare_json(name: str, item: Json, job: SaveJob) -> PreparedItem:
 def prepare_files(
     name: str, item: Files | SavedFiles, jobs: Sequence[SaveJob]
 ) -> list[PreparedItem]:
-    """For each job the item: small files as they are now, and where the others are; CheckpointError if they are too large for a bucket."""
+    """For each job the item: small files as they are now, and where the others are; not too large for a bucket."""
     writing = [job for job in jobs if job.writers.index == 0]
     if not writing:
         return [_prepared(name, job) for job in jobs]

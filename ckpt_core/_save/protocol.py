@@ -302,7 +302,7 @@ class Save:
         )
 
     def _on_all(self, moment: str, work: Callable[[], Any], **reporting: Any) -> None:
-        """Calls ``work`` and waits until all have, or raises with them; ``moment`` is what all have then done with their parts."""
+        """Calls ``work`` and waits until all have, or raises with them. ``moment``: what all have done then with their parts."""
         self._others_know = True
         if self.job.processes.count == 1:
             work()

@@ -85,7 +85,7 @@ class Linked:
 
 
 class Links:
-    """What one Checkpointer remembers of the step it committed last: ``link`` is called for each item, then ``prepare``, commit, ``committed``."""
+    """What a Checkpointer remembers of its last step: ``link`` for each item, then ``prepare``, commit, ``committed``."""
 
     def __init__(self) -> None:
         self._last: _SavedStep | None = None
@@ -139,7 +139,7 @@ class Links:
 
 
 class _ItemLinker:
-    """Links the arrays of one item that did not change; adds those that did to ``changing``: no later save compares these."""
+    """Links the arrays of one item that did not change; those that did, no later save compares (``changing``)."""
 
     def __init__(
         self, last: _SavedStep, item: PreparedItem, changing: set[tuple[str, str]]

@@ -111,7 +111,7 @@ class Tiers:
         return not names or not self._local.is_older(step, self._persistent.saved(names[0]).token)
 
     def facts(self) -> list[StepFacts]:
-        """The metrics of every step, but for those that are damaged, or gone; OSError or NewerFormat if one cannot be read now."""
+        """The metrics of every step that is neither damaged nor gone; OSError or NewerFormat if one cannot be read now."""
         local = self._local_steps()
         if self._local is not None:
             for step in {*self._local.standing, MAX_STEP}:

@@ -145,7 +145,7 @@ class Folders:
         return None
 
     def state(self, step: int, token: str | None) -> State:
-        """Whether the own part is as it was saved. Else it is left out: until ``try_again``, if damaged until it is replaced."""
+        """Whether the own part is as it was saved; else it is left out: until ``try_again``, or it is replaced."""
         path = self.own.path(step)
         found: State = "damaged"
         if not self.backend.exists(path):
@@ -388,7 +388,7 @@ class Folders:
 
 
 def _use(root: str) -> LockFile | None:
-    """A lock that shows ``ended.remove_run`` that the run's folder is in use; None if there is none, or it is being removed."""
+    """A lock that shows ``ended.remove_run`` that the run's folder is in use; None without a folder that stays."""
     with contextlib.suppress(OSError):
         for _ in range(_USE_TRIES):  # who lists the runs excludes others for a moment
             if (held := lock_folder(root, exclusive=False)) is not None:
@@ -399,7 +399,7 @@ def _use(root: str) -> LockFile | None:
 
 @contextlib.contextmanager
 def _undeleted(where: str) -> Generator[None]:
-    """If what is to be deleted in a folder cannot be listed, the block ends; that is logged, as one process alone must not raise."""
+    """If what is to be deleted cannot be listed, the block ends, and that is logged: one process alone must not raise."""
     try:
         yield
     except OSError as error:

@@ -222,7 +222,7 @@ ChosenPartner = int | Literal["host"] | None
 
 
 def choose_partner(partners: Partners, index: int, count: int) -> ChosenPartner:
-    """What process ``index`` says of the process that keeps copies of its parts; ValueError if the user's function gives no other."""
+    """What process ``index`` says of its partner; ValueError if the user's function gives no other process."""
     if partners is None or count == 1:
         return None
     if partners == "host":

@@ -66,7 +66,7 @@ def open_local(given: str | os.PathLike[str], directory: RunDirectory) -> LocalT
 
 
 class LocalTier:
-    """The steps of one run in local directories; all processes make the same calls. A run without a name has no local steps yet."""
+    """The steps of one run in local directories; all processes make the same calls. Without a name it has none yet."""
 
     def __init__(self, root: str, run: RunFile, directory: RunDirectory) -> None:
         processes, options = directory.processes, directory.options
@@ -134,7 +134,7 @@ class LocalTier:
             raise CheckpointError(self._of_another_number(step))
 
     def newer_of_another_number(self, step: int) -> str:
-        """What is to be said of the newest local step that another number of processes saved, if it is newer than this one."""
+        """What is said of the newest local step of another number of processes, if it is newer than this one."""
         newest = max(self._found.counts, default=-1)
         return self._of_another_number(newest) if newest > step else ""
 
@@ -153,7 +153,7 @@ class LocalTier:
         return OSError(number, text) if number else NewerFormat(text)
 
     def refuse_lost_run(self, newest: Callable[[], int | None]) -> None:
-        """Raises CheckpointCorrupt if no tier has a step though the run had some; or what kept a process from reading local ones."""
+        """Raises CheckpointCorrupt if no step is left of those that the run had; or what kept a process from reading."""
         found, lost = self._found, self._found.lost
         if self._read_only or (lost is None and not found.unread and not found.counts):
             return
@@ -181,7 +181,7 @@ class LocalTier:
         self._folders.claim()
 
     def begin_restore(self) -> None:
-        """Looks anew, for the run as process 0 sees it now, and claims the folders of a writer; all processes must call it."""
+        """Looks anew, as process 0 sees the run now, and claims the folders of a writer; all processes must call it."""
         self._use(find_run(self._persistent, make=False))
         if not self._read_only:
             self.claim()

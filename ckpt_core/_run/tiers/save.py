@@ -59,7 +59,7 @@ class StepToSave:
 
 
 def holding_of(items: Sequence[PreparedItem], index: int) -> tuple[str, States]:
-    """What process ``index`` holds: letters, equal where processes can replace each other, and the states of its pipelines."""
+    """What a process holds: a digest, equal where processes can replace each other, and the states of its pipelines."""
     digest = hashlib.sha256()
     states: States = {}
     for item in sorted(items, key=lambda item: item.name):
@@ -281,7 +281,7 @@ class Copier:
         self._state = "idle"
 
     def finish(self, timeout_secs: float) -> None:
-        """Blocks until the copies of the last step, here and of this part, are made, or time is up, or no partner is there."""
+        """Blocks until the copies of the last step are made, here and of this part, or time is up, or no partner is there."""
         server, moved = self._peers.server, time.monotonic()
         deadline = moved + timeout_secs
         while self._state in ("busy", "done") and (now := time.monotonic()) < deadline:
