@@ -315,10 +315,9 @@ class _PieceWrite(Save):
     def refuse_clash(self, item: PreparedItem) -> None:
         """Raises UnsupportedLeaf if an item, or a part of one, does not go together with what is there."""
         tree = self._trees.get(item.name)
-        known = tree is not None or any(item.name == other.name for other in self.items)
         if tree is not None and item.plan is not None:
             tree.refuse(item)
-        elif known:
+        elif any(item.name == other.name for other in self.items):
             raise taken(item.name, "")
 
     def take(self, item: PreparedItem) -> None:

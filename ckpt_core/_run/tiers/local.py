@@ -80,9 +80,9 @@ class LocalTier:
         self.in_flight = SaveSlot(self.directory)
         self._processes = processes
         self._options = options
-        self._read_only = directory.read_only
+        self._read_only, self._alone = directory.read_only, processes.count == 1
         # its writer is at work meanwhile; it agrees with nobody
-        self.reads_alone = directory.read_only and processes.count == 1
+        self.reads_alone = self._read_only and self._alone
         self._persistent = directory
         self._run = run
         # The steps that all processes have, as of their last agreement, with the tokens of their saves.
@@ -302,8 +302,7 @@ class LocalTier:
             try:
                 save.run()
             except BaseException as error:
-                alone = self._processes.count == 1
-                stands = not save.may_have_replaced or (alone and not is_visible(error))
+                stands = not save.may_have_replaced or (self._alone and not is_visible(error))
                 if before is not None and stands and not replaced_first:
                     self.complete = {**self.complete, what.step: before}
                 raise
@@ -357,21 +356,21 @@ class LocalTier:
         damaged, their processes get them from others, and all try once more. Gives the error if all agreed to try another
         copy, a Misfit if all parts are whole; raises one that the local files do not cause.
         """
-        token, fetches = self.complete.get(step), self._processes.count > 1 and not self._read_only
+        token, fetches = self.complete.get(step), not (self._alone or self._read_only)
         unread: Exception | None = None
         try:
             while True:
                 try:
                     return load(first or self.opening(step))
                 except Exception as error:
-                    if self._processes.count > 1 and not agreed_kind(error):
+                    if not self._alone and not agreed_kind(error):
                         # the other processes would not take part in another agreement
                         if isinstance(error, CheckpointCorrupt) and self._state(step) == "whole":
                             raise misfit_of(self.directory, step, error) from error
                         raise
-                    alone, elsewhere, first = self._processes.count == 1, first is not None, None
+                    elsewhere, first = first is not None, None
                     kinds = (CheckpointCorrupt, CheckpointNotFound, OSError)
-                    if elsewhere and any(counts_as(error, kind, alone) for kind in kinds):
+                    if elsewhere and any(counts_as(error, kind, self._alone) for kind in kinds):
                         continue  # it may be the other tier's copy that cannot be read
                     verdict = self._agree_after(step, error)
                     if verdict == "raise":
@@ -383,7 +382,7 @@ class LocalTier:
                         self.look()  # without the parts that are of no use
                         if token is not None and self.complete.get(step) == token:
                             continue
-                    fits = alone or verdict != "other"
+                    fits = self._alone or verdict != "other"
                     logger.warning(
                         "step %d is not restored from local directories: %s", step, error
                     )
@@ -391,7 +390,7 @@ class LocalTier:
                         why = self._folders.why_unread(step, token or "") or unread
                         found, kind = unread_of(step, why, unread), OSError.__name__
                         self._folders.try_again()
-                        if not alone:
+                        if not self._alone:
                             self.look()  # it is there as before
                     else:
                         self.complete.pop(step, None)
@@ -406,10 +405,9 @@ class LocalTier:
 
     def _agree_after(self, step: int, error: Exception) -> str:
         """If one process fails, all fail: they agree to mend it, to try another copy, or to raise."""
-        alone = self._processes.count == 1
         try:
             there = self._folders.backend.exists(self._folders.own.path(step))
-            mine = vote(error, there, lambda: "whole" if alone else self._state(step))
+            mine = vote(error, there, lambda: "whole" if self._alone else self._state(step))
         except OSError as other:
             # its folder cannot be listed any more, and the others wait for the vote
             mine = "unread" if cause_of(other) == "disk" else "raise"
