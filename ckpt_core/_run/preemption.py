@@ -28,7 +28,7 @@ class StopSignal:
     the process.
     """
 
-    def __init__(self, names: Sequence[str] = ("SIGTERM",), *, passes_on: bool = False) -> None:
+    def __init__(self, names: Sequence[str], *, passes_on: bool) -> None:
         self.numbers = [signal.Signals[name] for name in names]
         self.passes_on = passes_on
         self._closed = self._warned_of_thread = False
