@@ -75,8 +75,8 @@ Listener = Callable[[Event], None]
 
 
 def tell(event: Event, listener: Listener | None) -> None:
-    """Sends an event to the listener and, unless it is a progress or slow event, to jax.monitoring:
-    the duration ``/ckpt/<kind>`` and the scalar ``/ckpt/<kind>/bytes``. Their errors are only logged.
+    """Sends an event to the listener and, unless it is of progress or slow, to jax.monitoring, as ``/ckpt/<kind>`` and
+    ``/ckpt/<kind>/bytes``; their errors are only logged.
     """
     if event.kind not in ("progress", "slow"):
         _call_listener(_record, event, "a listener of jax.monitoring")

@@ -83,8 +83,8 @@ all processes must do."""
 def facts(
     root: Node, leaves: Iterable[tuple[PlannedLeaf, Any, Any, str]], own: bool
 ) -> Iterator[Fact]:
-    """The facts of a pytree, in the order of its structure. ``leaves`` are planned leaf, sharding of the stored array, of
-    the array itself, and value; with ``own`` each process writes a checkpoint of its own.
+    """The facts of a pytree, in the order of its structure. ``leaves``: planned leaf, sharding of the stored array, of the
+    array, value; with ``own`` each process has a checkpoint of its own.
     """
     left = iter(leaves)
     # thousands of leaves share few of these

@@ -233,8 +233,8 @@ def plan_item(name: str, signature: TreeSignature, job: SaveJob) -> TreePlan:
 def _collect_parts(
     plan: TreePlan, data: Sequence[Any], parts: Parts, copy: Copy | None, compares: bool
 ) -> None:
-    """Adds to ``parts`` what this plan writes and is not there yet: shards on devices, or host arrays. With
-    ``compares`` also the values that each process has one of: process 0 writes them, and the others compare theirs.
+    """Adds to ``parts`` what this plan writes and is not there yet: shards on devices, or host arrays; if it ``compares``,
+    also values of which each process has one: process 0 writes them, and the others compare theirs.
     """
     for position, (name, leaf, stored) in enumerate(
         zip(plan.names, plan.leaves, data, strict=True)

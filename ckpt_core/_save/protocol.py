@@ -165,9 +165,8 @@ def _prepared(
 
 
 class Save:
-    """One save of all processes. After ``take_snapshot`` it is either run once, perhaps by another thread, or undone;
-    later calls do nothing. The processes agree that they save the same, that they see one attempt, after writing, and
-    after the commit.
+    """One save of all processes. After ``take_snapshot`` it is run once, perhaps by another thread, or undone; later calls do
+    nothing. The processes agree that they save the same, that they see one attempt, and after writing and committing.
     """
 
     attempt: Attempt  # in which this process writes

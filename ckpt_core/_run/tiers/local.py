@@ -94,8 +94,7 @@ class LocalTier:
         self._peers = peers = exchange_addresses(processes, options, folders.find, shared)
         self._judged = Table(processes, peers.folder, "judged")
         self._groups = Table(processes, peers.folder, "groups")
-        self._close_peers = weakref.finalize(self, peers.close)
-        self._close_peers.atexit = False  # the server's threads are daemons
+        weakref.finalize(self, peers.close).atexit = False  # the server's threads are daemons
         self._copier = Copier(peers, folders)
         # Equal on all processes: a step of which all have copies, and the one copied now or last.
         self._protected: int | None = None
