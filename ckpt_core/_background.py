@@ -39,7 +39,7 @@ class Pending:
         self.unreported: BaseException | None = None  # the error, until a caller has received it
         self.ended = self._failed = False  # ended: as done(), for those who ask often
         self._claim = threading.Lock()  # taken once: by the work's thread or by abandon
-        self._abandoned = self._launched = False
+        self._abandoned = self.launched = False
         self._ident: int | None = None
         self._low = low
         self._caller_left, self._ended = threading.Event(), threading.Event()
@@ -52,7 +52,7 @@ class Pending:
             self._run_here()
             _report_failures()
             return
-        self._launched = True
+        self.launched = True
         try:
             self._thread.start()
         except RuntimeError:
@@ -258,7 +258,7 @@ def _finish() -> None:
 
 def _is_running(pending: Pending) -> bool:
     # Work whose thread was never launched would never end.
-    return pending._launched and not pending.ended  # pyright: ignore[reportPrivateUsage]
+    return pending.launched and not pending.ended
 
 
 def _finish_last() -> None:

@@ -64,7 +64,7 @@ def raise_failures(saves: Sequence[SaveSlot], late: GraceExceeded | None = None)
 
 def wait_for_others(saves: Sequence[SaveSlot], timeout_secs: float, name: str = "") -> None:
     """Blocks until nobody else in this process saves to the directories of these, or to what has this name in them."""
-    own = [save._now and save._now[0] for save in saves]  # pyright: ignore[reportPrivateUsage]
+    own = [save.now and save.now[0] for save in saves]
     for save in saves if unfinished else ():
         wait_for_saves(f"{save.directory}/{name}" if name else save.directory, timeout_secs, own)
 
@@ -74,7 +74,7 @@ class SaveSlot:
     """At most one background save; its error is raised once, to the first caller that asks."""
 
     directory: str
-    _now: tuple[PendingSave, int] | None = None
+    now: tuple[PendingSave, int] | None = None  # the last one, and its step
     # held while an error is raised, so only once
     raise_lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -86,13 +86,13 @@ class SaveSlot:
     @property
     def step(self) -> int | None:
         """The step of the save that is running now."""
-        now = self._now
+        now = self.now
         return None if now is None or now[0].ended else now[1]
 
     @property
     def is_this_thread(self) -> bool:
         """Whether the current thread is the one of the save, for example inside a listener."""
-        now = self._now
+        now = self.now
         return now is not None and now[0].is_this_thread()
 
     def start(
@@ -105,7 +105,7 @@ class SaveSlot:
         low: bool = False,
     ) -> None:
         """Starts a save to ``path`` in a thread; ``work`` runs once the save in ``after`` has ended, however that ended."""
-        first = None if after is None or after._now is None else after._now[0]
+        first = None if after is None or after.now is None else after.now[0]
 
         def work_then() -> None:
             if first is not None:
@@ -114,20 +114,20 @@ class SaveSlot:
 
         pending = PendingSave(path, work_then, "ckpt-save", low=low)
         try:
-            self._now = pending, step
+            self.now = pending, step
             pending.start()
         except BaseException:
             # Later waits must wait for a save whose thread runs, and not for one that never
             # started.
             if pending.abandon():
-                self._now = None
+                self.now = None
             raise
 
     def take_failure(self, first: BaseException | None) -> BaseException | None:
         """``first``, with the error of the ended save as a note, or that error if there is none; nobody else gets it."""
-        if self._now is None:
+        if (now := self.now) is None:
             return first
-        pending, step = self._now
+        pending, step = now
         error = pending.take_error()
         if error is None or error is first:  # saves may share what failed, such as a snapshot
             return first
@@ -139,7 +139,7 @@ class SaveSlot:
 
     def wait(self, secs_left: Callable[[], float | None]) -> GraceExceeded | None:
         """Blocks until the save has ended; gives an error if the grace period, which may begin meanwhile, ends first."""
-        now = self._now
+        now = self.now
         if now is None:
             return None
         pending, step = now
