@@ -125,7 +125,8 @@ class SaveSlot:
 
     def take_failure(self, first: BaseException | None) -> BaseException | None:
         """``first``, with the error of the ended save as a note, or that error if there is none; nobody else gets it."""
-        if (now := self.now) is None:
+        now = self.now
+        if now is None or now[0].unreported is None:
             return first
         pending, step = now
         error = pending.take_error()

@@ -126,7 +126,8 @@ class Disk:
             self.lease.check()
             listing = self.look()
             others = listing.names.keys() - trail.own if changes.truncates else ()
-            foreign = history.committed_by_others(trail, step, [*filter(listing.has, others)])
+            unknown = [*filter(listing.has, others)]
+            foreign = history.committed_by_others(trail, step, unknown) if unknown else ()
             if foreign:
                 into = RETIRED if self.run.local else None
                 self.remove(self.removals_of(foreign, listing, into), listing)

@@ -418,12 +418,13 @@ class Run:
         if local_first is None:
             call = f"find step {step}"
             local_first = bool(self.on_first(call, lambda: self.tiers.prefers_local(step)))
-
-        def read(opening: _load.Opening) -> RestoredStep:
-            return _load.restore_checkpoint(opening, targets, request, step)
-
         try:
-            restored, token = self.tiers.restore(step, local_first, read, by_number=by_number)
+            restored, token = self.tiers.restore(
+                step,
+                local_first,
+                lambda opening: _load.restore_checkpoint(opening, targets, request, step),
+                by_number=by_number,
+            )
         except BaseException as error:
             if isinstance(error, CheckpointCorrupt):
                 self._links.forget()

@@ -216,7 +216,8 @@ class Tiers:
         writable = self._changes_files and os.access(self.directory, os.W_OK)
         for one in sorted(one for one in listing.names if writable and one >= step):
             path = ours.path if one == step else self._persistent.path(one, listing)
-            if why := why_immovable(path):  # the next save moves what is newer
+            if not os.access(path, os.W_OK):  # the next save moves what is newer
+                why = why_immovable(path)
                 logger.warning("%s: step %d is restored, but %s", self.directory, step, why)
                 break
         return restored, ours.record.token if isinstance(ours, NativeCheckpoint) else ""
