@@ -170,7 +170,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     @property
     def last_used(self) -> float:
-        """When somebody was last connected, by the monotonic clock. One that moves no byte is cut off after ``IDLE_SECS``."""
+        """When somebody was last connected, by the monotonic clock."""
         with self._lock:
             return time.monotonic() if self._open else self._last_used
 

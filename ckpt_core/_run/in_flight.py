@@ -1,4 +1,4 @@
-"""What a Checkpointer is doing: the call that runs, and the background save of each tier, with the error that it left."""
+"""What a Checkpointer is doing: the call that runs, and the background save of each tier."""
 
 from __future__ import annotations
 

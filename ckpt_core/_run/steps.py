@@ -47,12 +47,12 @@ SAVE_NOW_FILE = ".ckpt-save-now"
 """A request to save now, beside the steps; see ``SaveNow``."""
 _LOOK_SECS = 1.0  # interval at which a directory is listed while somebody waits for a new step
 _ANCESTORS, _LEAVES = 64, 10_000
-"""So many records of the steps from which the restored one descends a restore reads, or those of so many leaves."""
+"""A restore reads at most so many records of steps before the restored one, or those of so many leaves."""
 _LOOKS = 3  # a directory that two renames replace just now may be in none of two looks
 
 
 def refuse_no_directory(directory: str, local: bool) -> None:
-    """Raises CheckpointNotFound if nothing is there that could hold steps; a bucket has no directories to be absent."""
+    """Raises CheckpointNotFound if nothing is there that could hold steps; a bucket always could."""
     if local and kind_at(directory) != "directory":
         refuse_lost_link(directory)
         is_file = kind_at(directory, follow=False)

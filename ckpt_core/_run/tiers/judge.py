@@ -314,7 +314,7 @@ class Stray(CheckpointError):
 
 
 State = Literal["whole", "damaged", "unread"]
-"""Of a part: every byte is as it was saved; some is not; not all could be read, and nothing is known of the rest."""
+"""Of a part: every byte is as it was saved; some is not; not all could be read."""
 
 
 def vote(error: Exception, there: bool, state: Callable[[], State] = lambda: "whole") -> str:
