@@ -128,7 +128,6 @@ class Connection:
             raise ConnectionError(f"{self._where}: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """Closes it."""
         self._http.close()
 
 

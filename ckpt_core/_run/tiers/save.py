@@ -293,7 +293,7 @@ class Copier:
             time.sleep(_LOOK_SECS)
 
     def _is_copied(self) -> bool:
-        """Whether a partner has this step."""
+        """Whether a partner has the step."""
         with contextlib.suppress(OSError, RuntimeError):  # of the service
             key = f"{self._peers.folder}/{self._peers.processes.index}/copied"
             told = self._peers.processes.get(key) or ""
