@@ -15,7 +15,7 @@ from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotF
 from ckpt_core._options import Options
 from ckpt_core._results import CheckpointInfo
 from ckpt_core._run.lease import OWNER_FILE, Lease
-from ckpt_core._run.retention import DAMAGED, RETIRED, Retention
+from ckpt_core._run.retention import DAMAGED, RETIRED, Disk
 from ckpt_core._run.steps import (
     Steps,
     open_run_directory,
@@ -140,12 +140,11 @@ def retire(run: Steps, steps: Sequence[int]) -> str:
     directory = open_run_directory(run.directory, run.names, Options(), False)
     if directory.local and is_locked(f"{directory.path}/{OWNER_FILE}"):
         raise CheckpointError(f"{directory.path}: a run is writing there: nothing of it is retired")
-    retention = Retention(directory, None, Lease(directory.path, directory.backend))
-    retention.finish(run.look().run)
-    listing = run.look()
-    removals = retention.removals_of(steps, listing, RETIRED if directory.local else None)
-    retention.refuse_read(removals)
-    retention.remove(removals, listing.run, listing.run)
+    disk = Disk(directory, None, Lease(directory.path, directory.backend))
+    listing = disk.look()
+    removals = disk.removals_of(steps, listing, RETIRED if directory.local else None)
+    disk.refuse_read(removals)
+    disk.remove(removals, listing)
     how = f"moved to {directory.path}/{RETIRED}" if directory.local else "deleted"
     return f"{of_steps(steps)} {how}"
 
