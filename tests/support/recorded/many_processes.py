@@ -6,6 +6,7 @@ answers, tables and states. Nothing is sent. Sizes without those of keys and of 
 
 import json
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from ckpt_core._processes.wire import Said
@@ -19,7 +20,6 @@ from ckpt_core._run.tiers.judge import (
 )
 from ckpt_core._run.tiers.peers import Table
 from ckpt_core._run.tiers.save import BLOCK, combine_offers
-from tests.support.counted_service import Keys
 
 HOST_PROCESSES = 4
 TOKEN = "0123456789abcdef" * 2
@@ -34,17 +34,17 @@ class Traffic:
     def __init__(self, processes: int) -> None:
         self._processes = processes
         self.to_zero = self.from_zero = self.of_one = self.at_once = self.rounds = 0
-        self.keys: Any = Keys()
-        self.table = Table(self.keys, "peers", "rows")
+        self.keys: dict[str, str] = {}
+        service: Any = SimpleNamespace(put=self.keys.__setitem__)
+        self.table = Table(service, "peers", "rows")
 
     def agree(self, values: Sequence[str], decide: Callable[[Table], str], call: str) -> None:
         """One agreement of what each process sends; each reads its row, where rows are published."""
         self.rounds += 1
-        before = {**self.keys.values}
+        before = {**self.keys}
         answer = decide(self.table)
         sent = sum(len(Said(call, value).dump()) for value in values)
-        values = self.keys.values.items()
-        rows = [text for name, text in values if before.get(name) != text]
+        rows = [text for name, text in self.keys.items() if before.get(name) != text]
         row = sum(map(len, rows)) // len(rows) if rows else 0
         each = len(Said(call, answer).dump()) + row
         self.to_zero += sent
