@@ -1,4 +1,4 @@
-"""``fit`` on a ``PyDataset(use_multiprocessing=True)``; started by test_keras_pydataset.py. DIRECTORY STOP: SIGKILL at batch STOP.
+"""``fit`` on a ``PyDataset(use_multiprocessing=True)``; started by test_keras_resume.py. DIRECTORY STOP: SIGKILL at batch STOP.
 
 The processes that prepare batches import this file, so that it has a main guard.
 """
