@@ -99,10 +99,7 @@ IMPORTED = tuple(
 def run_codes(
     codes: list[str], source: Path, directory: Path, which: str = "first", *, new: bool = False
 ) -> forked.Done:
-    """Pieces of code in one namespace of a process of their own, or of a new interpreter.
-
-    What is compiled is kept beside `directory`, for the next process.
-    """
+    """Pieces of code in one namespace of a process of their own, or of a new interpreter; compiled code is kept beside `directory`."""
     file = directory.parent / f"{directory.name}.codes"
     file.write_text(json.dumps(codes))
     backendless = environment(**compiling_once(directory.parent / "jax-cache"))

@@ -100,17 +100,9 @@ def launch(
     limit_secs: float = LIMIT_SECS,
     imported: tuple[str, ...] = (),
 ) -> list[Ended]:
-    """Runs code, after the prelude, in processes that know each other.
-
-    Whatever is left at the limit is killed, and the test fails.
-
-    Args:
-        code: the same for all.
-        directory: for what they save; what they print goes beside it.
-        processes: how many.
-        devices: of each process.
-        limit_secs: for all of them together.
-        imported: modules that they find imported, besides jax.
+    """Runs code, after the prelude, in processes that know each other, each with ``devices``. They save in ``directory``, and what
+    they print goes beside it; besides jax they find ``imported`` imported. Whatever is left at the limit, which is that of all
+    together, is killed, and the test fails.
     """
     port = str(free_port())
     logs = directory.parent / f"logs.{port}"

@@ -101,13 +101,8 @@ def saved(program: str, directory: Path, *, processes: int = 2, devices: int = 2
 
 
 def comes_back(program: str, directory: Path, *, processes: int = 2, devices: int = 2) -> None:
-    """Saves, and restores with the same program in new processes: every way gives what was saved.
-
-    Args:
-        program: code that defines ``make(n)``, and for live objects ``view(object)``, a pytree of their arrays.
-        directory: for what is saved.
-        processes: how many save, and how many restore.
-        devices: of each process.
+    """Saves, and restores with the same program in new processes: every way gives what was saved. The program defines ``make(n)``,
+    and for live objects ``view(object)``, a pytree of their arrays.
     """
     for told in reports(saved(program, directory, processes=processes, devices=devices)):
         assert told == dict.fromkeys(told), told

@@ -152,9 +152,7 @@ def test_checkpoints_and_meshes_are_swept(tmp_path: Path):
         ("", "no.such", "cannot import"),
     ],
 )
-def test_options_are_checked_against_their_class(
-    options: str, generator: str, expected: str, tmp_path: Path
-):
+def test_options_are_checked_against_their_class(options, generator, expected, tmp_path):
     with pytest.raises(bench.ConfigError, match=re.escape(expected)):
         cases_of(suite(options, generator=generator), tmp_path)
 
@@ -291,8 +289,8 @@ def test_the_same_again_is_not_worse(call: Call, tmp_path: Path) -> None:
     ("scale", "threshold", "code"), [(3.0, 0.5, 3), (1 / 3, 0.1, 0), (1.4, 0.5, 0), (1.4, 0.1, 3)]
 )
 def test_a_slowdown_is_caught_and_a_speedup_is_none(
-    call: Call, tmp_path: Path, monkeypatch: Any, scale: float, threshold: float, code: int
-) -> None:
+    call, tmp_path, monkeypatch, scale, threshold, code
+):
     path = captured(call, tmp_path)
     monkeypatch.setitem(SCALE, "save", scale)
     found, text = run(call, tmp_path / "now", "--baseline", path, "--threshold", threshold)
@@ -323,9 +321,7 @@ def test_noise_is_not_worse(call: Call, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_no_baseline_is_refused(
-    call: Call, tmp_path: Path, content: str | None, expected: str
-) -> None:
+def test_what_is_no_baseline_is_refused(call, tmp_path, content, expected):
     path = tmp_path / "baseline.jsonl"
     if content is not None:
         path.write_text(content)

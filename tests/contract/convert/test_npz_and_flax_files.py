@@ -301,9 +301,7 @@ def test_memory_is_that_of_a_batch(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
 @pytest.mark.parametrize("hidden", ["a.npz", "a.safetensors", "dcp", "dcp/.metadata"])
-def test_a_source_that_is_hidden(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hidden: str, number: int
-) -> None:
+def test_a_source_that_is_hidden(tmp_path, monkeypatch, hidden, number):
     np.savez(tmp_path / "a.npz", w=np.ones(2))
     ckpt.save(tmp_path / "a", {"w": np.ones(2)})
     ckpt.convert.export_safetensors(tmp_path / "a", tmp_path / "a.safetensors")
@@ -317,9 +315,7 @@ def test_a_source_that_is_hidden(
 
 
 @pytest.mark.parametrize("kind", ["npz", "safetensors", "folder"])
-def test_a_target_that_is_hidden_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_a_target_that_is_hidden_stays(tmp_path, monkeypatch, kind):
     ckpt.save(tmp_path / "a", {"w": np.ones(2)})
     target = tmp_path / ("out" if kind == "folder" else f"out.{kind}")
     target.mkdir() if kind == "folder" else target.write_text("mine")

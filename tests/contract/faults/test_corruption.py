@@ -77,10 +77,7 @@ def _files(directory: Path) -> list[str]:
 
 
 def _flips(directory: Path, per_file: int | None) -> Iterator[Change]:
-    """Flipped bits, spread evenly over each file, first and last byte included.
-
-    `per_file` is how many of each file; None is every byte, of data files every 64th.
-    """
+    """Flipped bits, spread evenly: so many of each file, first and last byte included; None: every byte, of data files every 64th."""
     for name in _files(directory):
         size = (directory / name).stat().st_size
         if not size:

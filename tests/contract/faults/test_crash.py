@@ -131,10 +131,8 @@ def _sweep(
 def _chain(
     pool: Children, scratch: Path, name: str, faults: list[Fault]
 ) -> list[tuple[Outcome, Outcome]]:
-    """The disturbed process of each fault, and the process after it.
-
-    A process first looks after the one that died before it, and is then disturbed itself: starting
-    processes is most of the work.
+    """The disturbed process of each fault, and the process after it, which is then disturbed itself: starting processes is most of
+    the work.
     """
     pairs: list[tuple[Outcome, Outcome]] = []
     outcome: Outcome | None = None
@@ -355,10 +353,7 @@ def test_fork_makes_the_operations_of_a_fresh_interpreter(pool, tmp_path):
 
 @pytest.mark.parametrize("scenario", ["step", "new", "overwrite"])
 def test_shim_sees_every_changing_system_call(shim, tmp_path, scenario):
-    """A library that writes in a way the shim does not know would escape all other tests.
-
-    One run under both, because two runs differ: threads race for a directory, for example.
-    """
+    """A library that writes in a way the shim does not know would escape all other tests; one run under both, as two runs differ."""
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
     by_shim, by_strace = _traced(shim, tmp_path, scenario)

@@ -75,10 +75,7 @@ def grain_data():
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
 def test_stopped_in_the_validation_of_data_of_unknown_length(tmp_path, given, save_freq):
-    """The last save is of the last batch, and only the data know that it was the last.
-
-    Every restart raised UnboundLocalError inside of Keras.
-    """
+    """Only the data know that the last batch was the last: every restart raised UnboundLocalError inside of Keras."""
     validation, journals = km.data(16), []
 
     def run(directory, seed, *others):

@@ -60,10 +60,7 @@ def by_hand_spec(item: Path, name: str, array, *, zarr, ocdbt, chunks, **variant
 
 
 def write_by_hand(item: Path, leaves, *, zarr=3, ocdbt=True, chunk=None, keep=None, **variant):
-    """Writes one item without Orbax; `leaves` is [(key path, value)], ints are sequence positions.
-
-    `keep(name, index)` says which chunks to leave out of the database, to make holes.
-    """
+    """Writes one item without Orbax; `leaves` is [(key path, value)], ints are sequence positions; `keep(name, index)` makes holes."""
     item.mkdir(parents=True)
     context = ts.Context()
     tree, strings = {}, {}

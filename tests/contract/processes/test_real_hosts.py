@@ -90,13 +90,9 @@ os._exit(0)
 
 @dataclass
 class Campaign:
-    """One run, and what it must hold.
-
-    Attributes:
-        places: pair of processes -> its host.
-        tried: step -> values that a process began to save since the last one that was acknowledged.
-        newest, persisted, settled: the last step that was acknowledged, is persistent, has copies at partners.
-        harmed: how many hosts were lost or damaged since a job has restored.
+    """One run, and what it must hold. ``places``: pair of processes -> its host. ``tried``: step -> values that a process began to
+    save since the last one that was acknowledged. ``newest``, ``persisted``, ``settled``: the last step that was acknowledged, is
+    persistent, has copies at partners. ``harmed``: how many hosts were lost or damaged since a job has restored.
     """
 
     root: Path

@@ -100,15 +100,8 @@ OVERWRITES: list[tuple[int, str, seams.Point, dict[str, bool], int, int | None]]
 @pytest.mark.parametrize("asynchronous", [True, False])
 @pytest.mark.parametrize(("step", "tier", "point", "how", "both", "persistent"), OVERWRITES)
 def test_an_overwrite_that_fails_in_a_tier(
-    run: Run,
-    asynchronous: bool,
-    step: int,
-    tier: str,
-    point: seams.Point,
-    how: dict[str, bool],
-    both: int,
-    persistent: int | None,
-) -> None:
+    run, asynchronous, step, tier, point, how, both, persistent
+):
     """It was forgotten, or the fast directory had the new value until the local copy was gone."""
     run.begun(*range(100, step + 1)).close()
     before = {n: n for n in range(100, step)}
@@ -149,9 +142,7 @@ def test_no_older_copy_comes_back_when_retention_has_taken_the_new_one(run: Run)
 
 @pytest.mark.parametrize("overwrites", ["another host", "a tool"])
 @pytest.mark.parametrize("away", [True, False])
-def test_an_older_copy_on_another_host_does_not_come_back(
-    run: Run, overwrites: str, away: bool
-) -> None:
+def test_an_older_copy_on_another_host_does_not_come_back(run, overwrites, away):
     """The newer save of its number is gone, in all tiers of the host that made it."""
     run.begun(100).close()
     elsewhere = run.root / "elsewhere" if overwrites == "another host" else None
@@ -173,9 +164,7 @@ def test_an_older_copy_on_another_host_does_not_come_back(
 
 
 @pytest.mark.parametrize("step", [100, 200])
-def test_an_overwrite_of_a_step_that_is_being_saved(
-    run: Run, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
+def test_an_overwrite_of_a_step_that_is_being_saved(run, monkeypatch, step):
     """It looked before the first save had reached the persistent directory, which kept its value."""
     gate = seams.Gate()
     with run.start(asynchronous=True) as checkpointer:
@@ -197,8 +186,8 @@ def test_an_overwrite_of_a_step_that_is_being_saved(
 
 
 def test_a_save_that_leaves_steps_and_fails_halfway_leaves_them_for_its_own_program_too(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    run, monkeypatch
+):
     """The second write of its file failed: all others no longer saw the steps that it leaves, and it did."""
     with run.begun(100, 101, 200, 202) as checkpointer:
         assert checkpointer.restore(101, state={"n": 0})["state"]["n"] == 101
@@ -215,8 +204,8 @@ def test_a_save_that_leaves_steps_and_fails_halfway_leaves_them_for_its_own_prog
 
 @pytest.mark.parametrize("nth", [1, 2])
 def test_a_rollback_that_cannot_be_written_down_changes_nothing_or_is_finished(
-    run: Run, monkeypatch: pytest.MonkeyPatch, nth: int
-) -> None:
+    run, monkeypatch, nth
+):
     """The disk is full when the run file is written: before. When it is written again: the next writer does that."""
     before = {100: 100, 101: 101, 200: 200, 201: 201}
     with run.begun(*before) as checkpointer:
@@ -234,9 +223,7 @@ def test_a_rollback_that_cannot_be_written_down_changes_nothing_or_is_finished(
 
 @pytest.mark.parametrize("call", ["rollback_to", "delete"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-def test_who_was_interrupted_sees_what_a_restart_sees(
-    run: Run, monkeypatch: pytest.MonkeyPatch, call: str, error: type[BaseException]
-) -> None:
+def test_who_was_interrupted_sees_what_a_restart_sees(run, monkeypatch, call, error):
     """The steps leave with one file; local copies that it notes as gone are not listed, nor restored, after that."""
     with run.begun(100, 102, 103) as writer:
         with monkeypatch.context() as patch:

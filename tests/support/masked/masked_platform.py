@@ -103,11 +103,7 @@ recording = False
 
 
 def install(name: str) -> None:
-    """Masks this process; ckpt_core must not be imported yet.
-
-    Args:
-        name: ``portable`` or ``windows``.
-    """
+    """Masks this process as ``portable`` or ``windows``; ckpt_core must not be imported yet."""
     if name == "portable" and sys.platform != "linux":
         return  # it lacks them by itself
     if "ckpt_core" in sys.modules:

@@ -82,11 +82,8 @@ def opening(processes: int, moved: bool) -> Traffic:
 
 
 def saving(processes: int, state_bytes: int) -> tuple[Traffic, Traffic]:
-    """The first local save of a mesh (data, fsdp) of 64 columns, and one that follows.
-
-    Args:
-        processes: their number.
-        state_bytes: of each process's data pipeline.
+    """The first local save of a mesh (data, fsdp) of 64 columns, and one that follows; each process has a data pipeline of so
+    many bytes of state.
     """
     columns = min(64, processes)
 

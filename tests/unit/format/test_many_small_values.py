@@ -34,11 +34,7 @@ _keys = st.lists(
 
 
 class Database:
-    """A database in memory, of files that ckpt has encoded.
-
-    Attributes:
-        store: TensorStore's view of it.
-    """
+    """A database in memory, of files that ckpt has encoded; ``store`` is TensorStore's view of it."""
 
     def __init__(
         self, keys: list[bytes], which: list[int], values: list[bytes], most_file_bytes: int

@@ -48,10 +48,8 @@ def state(step):
 
 
 class Child:
-    """A program that runs; signals are sent when it says, by a file, that it is there.
-
-    Args:
-        new: an interpreter of its own, that has imported nothing, in place of a fork of one that has jax.
+    """A program that runs; signals are sent when it says, by a file, that it is there. A ``new`` one has an interpreter of its own,
+    that has imported nothing, in place of a fork of one that has jax.
     """
 
     def __init__(self, code: str, path: Path, *, new: bool = False) -> None:
