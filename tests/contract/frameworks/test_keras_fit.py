@@ -68,17 +68,12 @@ def test_stopped_in_the_middle_of_an_epoch(tmp_path, batch):
 
 
 JOURNEY = """
-import os, sys, json
-os.environ["KERAS_BACKEND"] = "jax"
-import keras, numpy as np
-from ckpt_keras import OrbaxCheckpointCallback
+import json, os, sys
+import numpy as np
+from tests.support.keras_models import OrbaxCheckpointCallback, data, keras, small
 
 directory, epochs, kill, seed, where = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
-keras.utils.set_random_seed(seed)
-model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dropout(0.3), keras.layers.Dense(2)])
-model.compile("adam", "mse", metrics=["mae"])
-rng = np.random.default_rng(0)
-x, y = rng.random((64, 4)).astype("f4"), rng.random((64, 2)).astype("f4")
+model = small(seed)
 stop = keras.callbacks.EarlyStopping(patience=50)
 plateau = keras.callbacks.ReduceLROnPlateau(patience=1, min_delta=0.05)
 
@@ -89,7 +84,7 @@ class Kill(keras.callbacks.Callback):
             os.kill(os.getpid(), 9)
 
 callback = OrbaxCheckpointCallback(directory, track=[stop, plateau])
-history = model.fit(x, y, epochs=epochs, batch_size=8, verbose=0, validation_split=0.25,
+history = model.fit(*data(64), epochs=epochs, batch_size=8, verbose=0, validation_split=0.25,
                     callbacks=[callback, stop, plateau, Kill()])
 np.savez(where, *[np.array(v.value) for v in model.variables + model.optimizer.variables + model.metrics_variables])
 print(json.dumps([history.epoch, callback.best, stop.wait, stop.best, plateau.wait]))

@@ -141,15 +141,12 @@ def test_after_an_exception_nothing_is_left(tmp_path):
 
 KNOWN_AFTER = """
 import os, signal, sys
-os.environ["KERAS_BACKEND"] = "jax"
-sys.path.insert(0, sys.argv[2])
 from tests.support import keras_models as km
-from ckpt_keras import OrbaxCheckpointCallback
 class Fail(km.keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         raise ValueError("of the user's own")
 try:
-    km.fit(km.small(), [Fail(), OrbaxCheckpointCallback(sys.argv[1])])
+    km.fit(km.small(), [Fail(), km.OrbaxCheckpointCallback(sys.argv[1])])
 except ValueError:
     print("caught", flush=True)
 for thread in __import__("threading").enumerate():
@@ -161,9 +158,8 @@ print("still here", flush=True)
 
 
 def test_a_signal_after_a_fit_that_failed_ends_the_process(tmp_path):
-    done = forked.run(
-        KNOWN_AFTER, str(tmp_path), str(ROOT), environment=environment(), imported=("keras",)
-    )
+    how = {"environment": environment(), "imported": ("keras",)}
+    done = forked.run(KNOWN_AFTER, str(tmp_path), **how)
     assert done.returncode == -signal.SIGTERM, done.stderr
     assert "caught" in done.stdout and "still here" not in done.stdout
 

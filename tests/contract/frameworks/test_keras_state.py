@@ -1,6 +1,7 @@
 """Keras objects as items, and models out of directories, Keras' own and ours; meshes; other backends."""
 
 import errno
+import functools
 import importlib
 
 import jax
@@ -14,6 +15,7 @@ from tests.support.keras_models import OF_ORBAX, OrbaxCheckpointCallback, keras,
 from tests.support.refusals import refuse
 
 compiled_once, pytestmark = km.compiled_once, km.QUIET
+mlp = functools.partial(km.small, norm=True)
 
 
 def round_trip(tmp_path, model, other, **arguments):
@@ -22,7 +24,7 @@ def round_trip(tmp_path, model, other, **arguments):
 
 
 def test_a_sound_model_is_saved_as_keras_own_state_tree(tmp_path):
-    model = km.mlp()
+    model = mlp()
     km.scramble(model)
     tree = model.get_state_tree()
     ckpt.save(tmp_path / "step", model=model)
@@ -34,13 +36,13 @@ def test_a_sound_model_is_saved_as_keras_own_state_tree(tmp_path):
 
 
 def test_adam_is_adam_7_but_never_sgd(tmp_path):
-    model = km.mlp(0, keras.optimizers.Adam(name="adam"))
+    model = mlp(0, keras.optimizers.Adam(name="adam"))
     km.scramble(model)
-    other = km.mlp(1, keras.optimizers.Adam(name="adam_7"))
+    other = mlp(1, keras.optimizers.Adam(name="adam_7"))
     round_trip(tmp_path, model, other)
     km.assert_same(km.values(model), km.values(other))
-    lion = km.mlp(1, keras.optimizers.Lion())
-    sgd = km.mlp(2, keras.optimizers.SGD(momentum=0.9))
+    lion = mlp(1, keras.optimizers.Lion())
+    sgd = mlp(2, keras.optimizers.SGD(momentum=0.9))
     before = km.values(sgd)
     ckpt.save(tmp_path / "lion", model=lion)
     with pytest.raises(ckpt.StructureMismatch) as caught:
@@ -118,7 +120,7 @@ def test_equal_names_of_layers_and_variables_are_distinguished(tmp_path):
 
 
 def test_metrics_that_do_not_fit_are_left_alone(tmp_path):
-    model, other = km.mlp(0, metrics=["mae", "mse"]), km.mlp(1, metrics=["mae"])
+    model, other = mlp(0, metrics=["mae", "mse"]), mlp(1, metrics=["mae"])
     km.fit(model)
     km.fit(other)
     running = [np.array(v.value) for v in other.metrics_variables]
@@ -154,12 +156,12 @@ def test_freezing_moves_no_weight_out_of_sight(tmp_path, saved_trainable):
 
 
 def test_uncompiled_model_has_weights_only(tmp_path):
-    model, other = km.mlp(0, None), km.mlp(1, None)
+    model, other = mlp(0, None), mlp(1, None)
     with pytest.raises(AttributeError):
         model.get_state_tree()
     round_trip(tmp_path, model, other)
     km.assert_same(km.values(model), km.values(other))
-    compiled = km.mlp(2)
+    compiled = mlp(2)
     before = km.values(compiled)
     with pytest.raises(ckpt.StructureMismatch, match="adam"):
         ckpt.restore(tmp_path / "step", model=compiled)
@@ -171,7 +173,7 @@ def test_precision_policies_come_back_bitwise(tmp_path, policy):
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
     try:
-        model, other = km.mlp(0), km.mlp(1)
+        model, other = mlp(0), mlp(1)
         km.scramble(model)
     finally:
         keras.config.set_dtype_policy(before)
@@ -181,8 +183,8 @@ def test_precision_policies_come_back_bitwise(tmp_path, policy):
 
 
 def test_int8_layers_come_back_bitwise_and_never_as_floats(tmp_path):
-    model, other = km.mlp(0, None), km.mlp(1, None)
-    float_model = km.mlp(2, None)
+    model, other = mlp(0, None), mlp(1, None)
+    float_model = mlp(2, None)
     for each in (model, other):
         for layer in each.layers:
             if isinstance(layer, layers.Dense):
@@ -354,14 +356,8 @@ def layout(name):
 
 def wide(seed):
     keras.utils.set_random_seed(seed)
-    model = keras.Sequential(
-        [
-            keras.Input((4,)),
-            keras.layers.Dense(8, name="wide"),
-            keras.layers.Dropout(0.2),
-            keras.layers.Dense(2, name="out"),
-        ]
-    )
+    parts = [layers.Dense(8, name="wide"), layers.Dropout(0.2), layers.Dense(2, name="out")]
+    model = keras.Sequential([keras.Input((4,)), *parts])
     model.compile("adam", "mse", metrics=["mae"])
     return model
 
