@@ -1,7 +1,7 @@
 """Starts real processes of ``jax.distributed`` on this machine: every wait has a limit.
 
 The children run code that finds these names: ``index``, ``count``, ``directory``, ``jax``, ``np``,
-``Mesh``, ``NamedSharding``, ``P``, ``ckpt``, ``options``, and the functions of the prelude below.
+``Mesh``, ``NamedSharding``, ``P``, ``ckpt``, ``options``, ``told``, and the functions of the prelude below.
 """
 
 import json
@@ -32,6 +32,7 @@ import ckpt_core as ckpt
 
 assert jax.process_count() == count and jax.process_index() == index
 options = ckpt.Options(timeout_secs=40)
+told = {}  # what is reported at the end of the code, if it has not reported before
 leaving = list(range(count))  # who has to be there at the end; a test that kills takes some out
 
 def raised(call):
@@ -116,7 +117,7 @@ def launch(
             environment = with_devices(devices)
             children.append(
                 forked.start(
-                    PRELUDE + code,
+                    PRELUDE + code + "\nreport(**told)",
                     *arguments,
                     output=file,
                     environment=environment,

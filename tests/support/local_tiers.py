@@ -10,7 +10,6 @@ from pathlib import Path
 own = Path(f"{directory}/local/{index}")
 persistent = Path(f"{directory}/persistent")
 turns = itertools.count()
-told = {}
 
 def is_at(tree, step, by):
     wanted = state(step, by)

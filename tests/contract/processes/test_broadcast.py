@@ -30,9 +30,7 @@ sharing = ckpt.Options(timeout_secs=40, broadcast=True)
 devices = np.array(jax.devices())
 """
 
-LOAD = (
-    COUNTING
-    + """
+LOAD = """
 mesh = Mesh(devices.reshape(2, -1), ("replica", "shard"))
 def target(spec):
     return jax.ShapeDtypeStruct((4096, 1024), np.float32, sharding=NamedSharding(mesh, spec))
@@ -50,7 +48,6 @@ def same(loaded):
                 return False
     return True
 
-told = {}
 for name in like if count == 2 else ["all"]:
     if "small" not in name:
         told[name], loaded = bytes_read(
@@ -70,9 +67,7 @@ assert same(restored["state"])
 pending = ckpt.load_async(f"{directory}/one", like, options=sharing)
 told["background"], loaded = bytes_read(pending.result)
 assert same(loaded)
-report(**told)
 """
-)
 
 
 @pytest.mark.linux("/proc/self/fd")
@@ -83,7 +78,7 @@ def test_one_copy_is_read(tmp_path, processes):
     tree: dict[str, object] = dict.fromkeys(("all", "halves", "once"), large)
     tree |= {f"small{number:02}": np.arange(64, dtype=np.int32) for number in range(40)}
     ckpt.save(directory / "one", tree)
-    told = reports(launch(LOAD, directory, processes=processes, devices=4 // processes))
+    told = reports(launch(COUNTING + LOAD, directory, processes=processes, devices=4 // processes))
     size = large.nbytes
     if processes == 2:
         assert [one["all"] for one in told] in ([size, 0], [0, size])
@@ -182,9 +177,7 @@ def test_every_bit_arrives(tmp_path):
     assert told == [{"wrong": [], "count": 3}] * 2
 
 
-CHECK = (
-    COUNTING
-    + """
+CHECK = """
 from ckpt_core import Rule
 square = Mesh(devices.reshape(2, 2), ("a", "b"))
 table = np.arange(64 * 8 * 4096, dtype=np.float32).reshape(64, 8, 4096)
@@ -194,7 +187,6 @@ rows = P(("a", "b"))
 def like(*shape, spec=rows):
     return jax.ShapeDtypeStruct(shape, np.float32, sharding=NamedSharding(square, spec))
 
-found = {}
 def check(name, target, expected, **how):
     counted.clear()
     loaded = ckpt.load(f"{directory}/{name}", target, options=how.pop("options", options), **how)
@@ -203,13 +195,12 @@ def check(name, target, expected, **how):
         assert all((np.asarray(s.data) == other[s.index]).all() for s in one.addressable_shards)
     return sum(counted)
 """
-)
 
 LOADS = """
 parts = [Rule("w", "w/{n}", stack="n", stack_axis=1)]
 taken = {"w": [table[:, n] for n in range(8)]}
 stacked = [Rule("l/{n}", "w", stack="n")]
-found = {
+told = {
     "select": check("table", {"w": like(32, 8, 4096)}, {"w": table[32:]}, select={"w": np.s_[32:]}),
     "middle": check("table", {"w": like(64, 4096)}, {"w": table[:, 3]}, select={"w": np.s_[:, 3]}),
     "as saved": check("table", None, {"w": table[:, 2:4]}, select={"w": np.s_[:, 2:4]}),
@@ -220,22 +211,20 @@ found = {
         options=sharing,
     ),
 }
-report(**found)
 """
 
 SAVE = """
 ckpt.save(f"{directory}/table", {"w": put(table, rows, square)}, options=options)
 state = {"l": [put(one, P(None, "a"), square) for one in layers]}
 ckpt.save(f"{directory}/list", state, options=options)
-report()
 """
 
 
 @pytest.mark.linux("/proc/self/fd")
 def test_a_process_reads_what_its_shards_need(tmp_path):
-    reports(launch(CHECK + SAVE, tmp_path / "run", limit_secs=150))
+    reports(launch(COUNTING + CHECK + SAVE, tmp_path / "run", limit_secs=150))
     all_bytes = 64 * 8 * 4096 * 4
-    for told in reports(launch(CHECK + LOADS, tmp_path / "run", limit_secs=150)):
+    for told in reports(launch(COUNTING + CHECK + LOADS, tmp_path / "run", limit_secs=150)):
         assert told["select"] == all_bytes // 4
         # 16 rows of an array are a block, and each block has some of every layer
         assert told["middle"] == told["as saved"] == told["unstack"] == all_bytes // 2
@@ -255,7 +244,6 @@ told = {
         )
     ),
 }
-report(**told)
 """
 
 
@@ -263,7 +251,7 @@ def test_what_is_not_the_same_is_refused(tmp_path):
     """A global array would be made of shards of different arrays."""
     values = np.arange(64 * 8, dtype=np.float32).reshape(64, 8)
     ckpt.save(tmp_path / "run/one", {"a": values, "b": -values})
-    for told in reports(launch(CHECK + DIFFER, tmp_path / "run")):
+    for told in reports(launch(COUNTING + CHECK + DIFFER, tmp_path / "run")):
         for name in ("rules", "select"):
             assert told[name] is not None, name
             assert "all processes must load the same" in told[name]["text"]

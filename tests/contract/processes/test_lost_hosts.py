@@ -86,9 +86,7 @@ LOSSES = {
     "hosts change places, and one is lost": "on(0, lose); shift = 1",
 }
 
-JOURNEY = (
-    COMMON
-    + """
+JOURNEY = """
 train(3, by)
 told["copies"] = len(list(folder().parent.glob("*/partner-of_*/3"))) > 0
 for case, code in LOSSES.items():
@@ -104,9 +102,7 @@ for case, code in LOSSES.items():
 train(5, by)
 on(count - 1, lose)
 told["went on"] = restored(by)
-report(**told)
 """
-)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +117,9 @@ report(**told)
 def test_what_is_lost_comes_from_the_others(tmp_path, by, processes):
     """Step 0 alone is persistent, and cannot be read where all of step 3 is somewhere."""
     code = f"by, LOSSES = {by}, {LOSSES}\n"
-    ended = launch(code + JOURNEY, tmp_path / "run", processes=processes, devices=1, limit_secs=240)
+    ended = launch(
+        code + COMMON + JOURNEY, tmp_path / "run", processes=processes, devices=1, limit_secs=240
+    )
     gone = {"all"} | ({"all but the first"} if by != "P()" and processes > 2 else set())
     for told in reports(ended):
         assert told["copies"] == (by != "P()")
@@ -131,9 +129,7 @@ def test_what_is_lost_comes_from_the_others(tmp_path, by, processes):
     assert "it was fetched from process" in ended[-1].text
 
 
-OWN = (
-    COMMON
-    + """
+OWN = """
 class Data:
     per_process = True
     def __init__(self, at=0):
@@ -158,20 +154,16 @@ with start(by) as checkpointer:
 on(count - 1, lose)
 with start(by) as checkpointer:
     told["values"] = checkpointer.all_steps()
-report(**told)
 """
-)
 
 
 def test_what_belongs_to_one_process_goes_with_the_parts_of_others(tmp_path):
-    for told in reports(launch(OWN, tmp_path / "run", devices=1)):
+    for told in reports(launch(COMMON + OWN, tmp_path / "run", devices=1)):
         assert told["data"] == [2, True, True] and told["values"] == [0]
 
 
 # All processes draw the same numbers.
-ROUNDS = (
-    COMMON
-    + """
+ROUNDS = """
 import random
 chance = random.Random(SEED)
 by = P("data") if chance.random() < 0.7 else P()
@@ -198,9 +190,7 @@ for number in range(ROUND_COUNT):
     assert found == [last, "local"], (number, found, last, troubled, lost, shift)
     told["rounds"].append([last, troubled, lost, shift])
     last += chance.randint(1, 2)
-report(**told)
 """
-)
 
 
 @pytest.mark.parametrize(
@@ -209,16 +199,14 @@ report(**told)
 )
 def test_rounds_at_random(tmp_path, seed, processes, rounds):
     """No step is lost as long as somebody has each part."""
-    code = ROUNDS.replace("SEED", str(seed)).replace("ROUND_COUNT", str(rounds))
+    code = COMMON + ROUNDS.replace("SEED", str(seed)).replace("ROUND_COUNT", str(rounds))
     ended = launch(
         code, tmp_path / "run", processes=processes, devices=1, limit_secs=60 + 30 * rounds
     )
     assert {len(told["rounds"]) for told in reports(ended)} == {rounds}
 
 
-GONE_BACK = (
-    COMMON
-    + """
+GONE_BACK = """
 def gone_back(by):
     # the newest persistent step, and what is said of step 3, which is in local directories alone
     with start(by) as checkpointer, warnings.catch_warnings(record=True) as met:
@@ -231,9 +219,7 @@ def gone_back(by):
 
 told["back"] = gone_back(by)
 told["there"] = sorted({int(path.parent.name) for path in own.glob("run-*/process_*/[0-9]*/ckpt.json")})
-report(**told)
 """
-)
 
 
 def check_gone_back(told: dict[str, Any], advice: str) -> None:
@@ -249,8 +235,10 @@ def check_gone_back(told: dict[str, Any], advice: str) -> None:
 def test_local_steps_are_for_as_many_processes_as_saved_them(tmp_path, processes):
     """Another number gets the newest persistent step; the newer one stays until training goes on from there."""
     run, devices = tmp_path / "run", {1: 4, 3: 1}[processes]
-    reports(launch(COMMON + "train(3, P('data'))\nreport()", run, devices=1))
-    others = launch("by = P('data')\n" + GONE_BACK, run, processes=processes, devices=devices)
+    reports(launch(COMMON + "train(3, P('data'))", run, devices=1))
+    others = launch(
+        "by = P('data')\n" + COMMON + GONE_BACK, run, processes=processes, devices=devices
+    )
     for told in reports(others):
         check_gone_back(told, "start once with 2")
         assert "2 processes saved the local step 3" in told["back"][1][0]
@@ -267,8 +255,8 @@ def test_local_steps_are_for_as_many_processes_as_saved_them(tmp_path, processes
 def test_local_steps_are_for_the_shardings_of_the_save(tmp_path):
     """Others get the newest persistent step, of a step with both copies the persistent one, and go on from there."""
     run = tmp_path / "run"
-    reports(launch(COMMON + "train(3, P('data'))\nreport()", run, devices=1))
-    for told in reports(launch("by = P(None, 'data')\n" + GONE_BACK, run, devices=1)):
+    reports(launch(COMMON + "train(3, P('data'))", run, devices=1))
+    for told in reports(launch("by = P(None, 'data')\n" + COMMON + GONE_BACK, run, devices=1)):
         check_gone_back(told, "Restore with the shardings of the save")
         assert 3 in told["there"]
     code = """
@@ -284,7 +272,6 @@ with start(by) as checkpointer:
 columns = P(None, "data")
 train(5, columns)
 told["went on"] = restored(columns)
-report(**told)
 """
     for told in reports(launch(COMMON + code, run, devices=1)):
         assert told == {"back": [3, "local"], "both": [4, "persistent"], "went on": [5, "local"]}
@@ -482,9 +469,7 @@ def test_the_directory_hangs_for_one_of_two(tmp_path, victim, asynchronous):
 
 
 # Each process has a file of its own; that of the last one holds something else, is not there, or can be read by others.
-SECRETS = (
-    COMMON
-    + """
+SECRETS = """
 file = Path(f"{directory}/secret.{index}")
 
 def write(data, mode=0o600):
@@ -518,14 +503,12 @@ meet("right again")
 with open_(peer_secret_file=file) as c:
     found = resume(c)
     told["found"] = [found.step, Path(found.path).parent == persistent]
-report(**told)
 """
-)
 
 
 def test_a_secret_that_one_process_has_not_is_said_on_all(tmp_path):
     """Nobody waits for ever, all hear which process it is, and with the right one the parts of the lost host are fetched."""
-    for told in reports(launch(SECRETS, tmp_path / "run", processes=2, devices=1, limit_secs=200)):
+    for told in reports(launch(COMMON + SECRETS, tmp_path / "run", devices=1, limit_secs=200)):
         for name, error in told["refused"].items():
             assert error is not None, name
             assert "process 1" in error["text"] and "secret" in error["text"], (name, error)

@@ -17,14 +17,11 @@ local = f"{directory}.local.{index}"
 
 def state(step):
     return put(np.arange(8, dtype=np.float32) + step)
-
-told = {}
 """
 RESTORES = """
 with ckpt.Checkpointer(directory, local_directory=local, options=options) as run:
     found = run.restore_latest(state=state(0))
     told["back"] = [run.all_steps(), found.step, same(found["state"], state(found.step))]
-report(**told)
 """
 
 # A directory that one process cannot list.
@@ -74,7 +71,6 @@ with ckpt.Checkpointer(directory, options=options) as run:
     except stop as error:
         told["interrupt"] = str(error)
     told["after"] = run.wait_for_new_step(5)
-report(**told)
 """
 
 
@@ -112,7 +108,6 @@ run.save(4, state(4))
 run.wait_until_finished()
 told["steps"] = run.all_steps()
 run.close()
-report(**told)
 """
 
 
@@ -159,7 +154,6 @@ def fails(case, own, error=None):  # and the next save works
     shim.fault_disarm()
     save(step)
 
-told = {}
 for background in (False, True):
     where = f"{directory}/{background}"
     with ckpt.Checkpointer(where, options=ckpt.Options(timeout_secs=600), asynchronous=background) as run:
@@ -171,7 +165,6 @@ for background in (False, True):
             fails(f"{case} {background}", index == 0)
         for who in range(count):
             fails(f"object {who} {background}", index == who, ValueError("not now") if index == who else None)
-report(**told)
 """
 
 
@@ -225,9 +218,7 @@ CLASSES = {
 
 def test_errors_have_one_class_on_all_processes(tmp_path):
     (tmp_path / "saved").mkdir()
-    for index, told in enumerate(
-        reports(launch(ERRORS, tmp_path / "saved", processes=2, devices=2))
-    ):
+    for index, told in enumerate(reports(launch(ERRORS, tmp_path / "saved"))):
         assert told["still"] == [1] * len(told["still"])
         for name, error in told["failed"].items():
             assert error is not None, name
@@ -241,7 +232,6 @@ READ_BY_ONE = """
 state = {"w": put(np.arange(8.0, dtype="f4")), "step": 1}
 with ckpt.Checkpointer(directory, options=options) as run:
     run.save(1, state)
-told = {}
 with ckpt.Checkpointer(directory, options=options) as run:
     restored = run.restore_latest(state=state)
     if index == READER:
@@ -252,7 +242,6 @@ with ckpt.Checkpointer(directory, options=options) as run:
     told["again"] = raised(lambda: run.save(3, state))
     run.wait_until_finished()
     told["steps"] = run.all_steps()
-report(**told)
 """
 
 

@@ -159,12 +159,8 @@ COMMON = """
 import threading
 def state(step):
     return put(np.arange(8, dtype=np.float32) + step)
-
-told = {}
 """
-SAVES = (
-    COMMON
-    + """
+SAVES = """
 held, meant = threading.Event(), ckpt.Options(timeout_secs=20, on_pending="fail")
 
 from tests.support import seams
@@ -185,27 +181,21 @@ with ckpt.Checkpointer(directory, max_to_keep=1, options=meant) as run:
     held.set()
     run.wait_until_finished()
     told["next"] = run.save(3, state(3))
-report(**told)
 """
-)
-RESTORES = (
-    COMMON
-    + """
+RESTORES = """
 with ckpt.Checkpointer(directory) as run:
     found = run.restore_latest(state=state(0))
     told["back"] = [run.all_steps(), found.step, same(found["state"], state(found.step))]
-report(**told)
 """
-)
 
 
 def test_a_save_is_refused_on_all_processes_or_on_none(tmp_path):
-    for told in reports(launch(SAVES, tmp_path / "run")):
+    for told in reports(launch(COMMON + SAVES, tmp_path / "run")):
         error = told["refused"]
         assert error["type"] == "CheckpointError", error
         assert "save of step 1 in process 0 is still running" in error["text"], error
         assert told["next"] is True, told
-    for told in reports(launch(RESTORES, tmp_path / "run")):
+    for told in reports(launch(COMMON + RESTORES, tmp_path / "run")):
         assert told["back"] == [[3], 3, True]
 
 
@@ -374,7 +364,6 @@ calls = {
     "step": checkpointer,
     "latest": latest,
 }
-told = {}
 for name, call in calls.items():
     told[name] = []
     for _ in range(8):
@@ -383,7 +372,6 @@ for name, call in calls.items():
         except ckpt.CheckpointNotFound:
             told[name].append(None)
         meet(f"{name} {len(told[name])}")
-report(told=told)
 """
 
 
@@ -391,6 +379,6 @@ report(told=told)
 def test_processes_see_one_save_together(tmp_path, kind):
     run = tmp_path / "run"
     with replacing(run / "3", tmp_path / "told", kind, size=8) as replaced:
-        first, second = (one["told"] for one in reports(launch(READERS, run)))
+        first, second = reports(launch(READERS, run))
         assert replaced() > 3
     assert first == second  # both have the same save

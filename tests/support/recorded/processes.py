@@ -45,7 +45,6 @@ def run(**more):
     return ckpt.Checkpointer(directory + "/run", options=options, max_to_keep=2, **more)
 def two(**more):
     return ckpt.Checkpointer(directory + "/two", local_directory=f"{directory}/local.{index}", options=tiers)
-told = {}
 def call(name, function):
     client.put.clear()
     found = function()
@@ -70,7 +69,6 @@ for kind in (run, two):
     call(name("restore_latest"), lambda: opened.restore_latest(state=state(0)))
     call(name("delete"), lambda: opened.delete(2))
     call(name("close again"), opened.close)
-report(told=told)
 """
 
 
@@ -91,7 +89,7 @@ def messages() -> Iterator[str]:
         for count in (2, 8):
             (root / f"{count}").mkdir(parents=True)
             more = {"processes": count, "devices": 8 // count, "limit_secs": 240}
-            told = [one["told"] for one in reports(launch(CALLS, root / f"{count}", **more))]
+            told = reports(launch(CALLS, root / f"{count}", **more))
             for name in told[0]:
                 puts = [[[_alike(text) for text in put] for put in one[name]] for one in told]
                 sizes = [sum(len("".join(put[1:])) for put in one) for one in puts]
