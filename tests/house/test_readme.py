@@ -26,7 +26,6 @@ READMES = [ROOT / "README.md", *PAGES, *sorted(INTEGRATIONS.glob("*/README.md"))
 SHORTER, SOONER = ("total_steps = 10_001", "total_steps = 301"), ("secs=600)  #", "secs=0.1)  #")
 """The README's training goes on until somebody stops it; here it makes four saves. The evaluator waits for no more."""
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
 RUN = """
 import json, sys, warnings
 warnings.simplefilter("error")

@@ -18,7 +18,6 @@ from tests.support.children import with_devices
 from tests.support.ports import free_port
 
 LIMIT_SECS = 90.0
-
 PRELUDE = """
 import json, os, signal, sys, time
 index, count, port, directory = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]

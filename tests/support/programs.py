@@ -17,7 +17,6 @@ from tests.support.ports import free_port
 
 LIMIT_SECS = 300.0
 PORTS = EXAMPLES / "ports"
-
 _PRELUDE = """
 import builtins, os, signal, sys
 

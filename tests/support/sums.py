@@ -20,8 +20,6 @@ def python(*folders: Path) -> list[Path]:
 CORE = python(PACKAGE)
 ADAPTERS = python(*INTEGRATIONS.glob("*/ckpt_*"))
 TESTS = python(ROOT / "tests")
-
-
 PAGES = [
     *ROOT.glob("docs/**/*.md"),
     *INTEGRATIONS.glob("*/README.md"),

@@ -75,8 +75,6 @@ def test_our_own_suites_expand(name: str, tmp_path: Path):
 
 
 GOOD = "suite_name: s\nbenchmarks:\n- generator: a.B\n"
-
-
 SPEC = GOOD + "checkpoint_config:\n  spec:\n    w: "
 MESH = GOOD + "mesh_config: "
 

@@ -166,7 +166,6 @@ def test_a_rule_renames_a_scalar(tmp_path: Path) -> None:
 
 
 serialization = pytest.importorskip("flax.serialization")
-
 OF_FLAX: dict[str, Any] = {
     "w": jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3),
     "f8": jnp.ones(3, jnp.float8_e4m3fn),

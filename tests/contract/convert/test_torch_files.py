@@ -19,7 +19,6 @@ from ckpt_core.convert import export_torch, import_weights
 from tests.support.same_bits import bits
 
 torch: Any = pytest.importorskip("torch")
-
 DTYPES = [
     *("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8"),
     *("bool", "complex64", "complex128", "uint16", "uint32", "uint64", "float8_e4m3fn"),

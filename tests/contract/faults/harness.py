@@ -25,7 +25,6 @@ from tests.support import forked
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[2]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -22,8 +22,6 @@ STEPS = {
     "both tiers": (100, 200, 300, 500),
     "persistent only": (100, 200, 300, 500),
 }
-
-
 UNUSED = {5: 4, 104: 103, 500: 400}
 """For the last step of a layout a number before it that no step has."""
 

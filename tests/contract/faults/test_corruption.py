@@ -17,7 +17,6 @@ import pytest
 from tests.contract.faults.harness import Children
 
 Change = list[Any]
-
 _BATCH = 120
 _BATCH_TIMEOUT_SECS = 120
 

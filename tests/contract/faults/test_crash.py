@@ -21,7 +21,6 @@ _KEPT_OLD = (".ckpt-old.", ".ckpt-kept.")
 _VISIBLE = "visible, durability unknown"
 WORKERS = 2
 _EXTRA_RUNS = 30  # threads differ from run to run, so a run may have a few operations more
-
 Check = Callable[[str, Outcome, Outcome], None]
 """Looks at the scenario's name, the disturbed process, and the one after it."""
 

@@ -38,8 +38,6 @@ from tests.support.grain_pipelines import (
 from tests.support.launch import launch, reports
 
 WORKERS = grain.MultiprocessingOptions(num_workers=2, per_worker_buffer_size=2)
-
-
 WITH_WORKERS: dict[str, Callable[[], Any]] = {
     "filter": lambda: stream().filter(two_of_three).batch(8).mp_prefetch(WORKERS),
     "then window": lambda: gx.WindowShuffleIterDataset(

@@ -406,8 +406,6 @@ NAMES = {
     "as Keras counts, backwards": ("proj_1", "proj"),
     "like others": ("dense_1", "dense"),
 }
-
-
 MAKERS = [functional, sequential, inside, inside_functional, mixed]
 OPTIMIZERS = ["adam", "adafactor", None]
 LOST = [

@@ -136,11 +136,7 @@ def test_bare_leaf(tmp_path, value):
 
 # What Orbax reads as it is, and what it sees of the carrier of what its arrays cannot be.
 CARRIED_AS_BYTES = ["uint2", "uint4", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3"]
-
-
 NOT_OF_XLA = ["float6_e2m3fn", "float6_e3m2fn"]
-
-
 NATIVE = [
     "bool", "int2", "int4", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
     "uint64", "float16", "bfloat16", "float32", "float64", "complex64", "complex128",

@@ -135,11 +135,7 @@ def by_hand_tree():
 
 
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
-
-
 BIG = {"name": "bytes", "configuration": {"endian": "big"}}
-
-
 CRC = {"name": "crc32c"}
 
 

@@ -14,7 +14,6 @@ import ckpt_core as ckpt
 from tests.support.launch import launch, reports
 
 DEVICES = 8
-
 CASES = """
 devices = np.array(jax.devices())
 cube = Mesh(devices.reshape(2, 2, 2), ("x", "y", "z"))

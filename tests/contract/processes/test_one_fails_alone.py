@@ -79,14 +79,11 @@ def test_listings_that_fail_on_one_process(tmp_path):
     both = reports(launch(COMMON + FAILING, tmp_path / "run"))
     for index, told in enumerate(both):
         assert [told[f"listing {nth}"] for nth in range(3)] == [None] * 3, told
-        assert told["steps"] == [0, 2, 3, 4] and told["again"] is False and told["new"] is True, (
-            told
-        )
+        assert (told["steps"], told["again"], told["new"]) == ([0, 2, 3, 4], False, True)
         assert told["bad argument"] == "TypeError" and told["after"] == 6, told
-        text = told["interrupt"]
-        assert (
-            index == 0 or text == "process 0 could not wait for a new step: KeyboardInterrupt: "
-        ), told
+        if index:
+            text = "process 0 could not wait for a new step: KeyboardInterrupt: "
+            assert told["interrupt"] == text
     code = COMMON + RESTORES.replace("local_directory=local, ", "")
     for told in reports(launch(code, tmp_path / "run")):
         assert told["back"] == [[0, 2, 3, 4, 6], 6, True], told
@@ -116,9 +113,8 @@ def test_a_local_directory_that_one_process_cannot_have(tmp_path):
     for index, told in enumerate(reports(launch(COMMON + CONSTRUCTS, tmp_path / "run"))):
         error = told["first"]
         assert error["type"] == ("NotADirectoryError" if index else "CheckpointError"), told
-        assert (
-            "process 1 could not open local steps: NotADirectoryError" in error["text"] or index
-        ), told
+        said = "process 1 could not open local steps: NotADirectoryError" in error["text"]
+        assert said or index, told
         assert told["again"] is None and told["steps"] == [4], told
     for told in reports(launch(COMMON + RESTORES, tmp_path / "run")):
         assert told["back"] == [[4], 4, True], told
@@ -176,9 +172,8 @@ def test_all_raise_at_once(tmp_path, monkeypatch, shim):
         assert len(told) == 12
         for case, (own, error, unseen) in told.items():
             assert error is not None and error["secs"] < 30 and unseen, (case, error, unseen)
-            kind, text = (
-                ("ValueError", "not now") if "object" in case else ("OSError", "[Errno 28]")
-            )
+            object_, disk = ("ValueError", "not now"), ("OSError", "[Errno 28]")
+            kind, text = object_ if "object" in case else disk
             assert error["type"] == (kind if own else "CheckpointError"), (case, error)
             assert text in error["text"] and (own or f"{kind}: " in error["text"]), (case, error)
     for where in (tmp_path / "run" / "False", tmp_path / "run" / "True"):

@@ -60,9 +60,7 @@ def check_unread(found: list[dict[str, Any]]) -> None:
         for error in (told["error"], told["again"]):
             assert error["type"] in ("OSError", "CheckpointError"), error
             assert "cannot be read" in error["text"] and "restore(step" in error["text"], error
-        assert told["there"] == [3] and told["recovered"] == 3 and told["after"] == [3, "local"], (
-            told
-        )
+        assert (told["there"], told["recovered"], told["after"]) == ([3], 3, [3, "local"])
 
 
 @pytest.mark.linux("/proc/self/fd")

@@ -22,12 +22,10 @@ from tests.support.local_tiers import ON_ALL
 from tests.support.ports import free_port
 
 pytestmark = pytest.mark.linux("network namespaces")
-
 HOSTS = 8
 WAIT_SECS = 15
 """Options.timeout_secs of the jobs."""
 PERSISTS_EVERY = 4
-
 JOB = (
     hosts.ENTER
     + "import faulthandler; faulthandler.dump_traceback_later(165)"  # who hangs shows where

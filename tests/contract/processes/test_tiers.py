@@ -189,10 +189,7 @@ def save():
 error = raised(save)
 report(error=error, steps=checkpointer.all_steps())
 """
-
 AGAIN = COMMON + "told['first'] = restored()\ntrain(4)\ntold['then'] = restored()"
-
-
 PHASES = {
     "writing": ("write", "before"),
     "written": ("commit", "before"),

@@ -97,8 +97,6 @@ def a_step(step, **named):
 IMPOSSIBLE_NAMES = ["", ".", "..", "a/b", "/etc", ".hidden", "metrics.tree", "ckpt.json", "_METADATA",
                     "_CHECKPOINT_METADATA", "commit_success.txt", "a\x00b", "x.orbax-checkpoint-tmp",
                     "\ud800", "a\nb", "é" * 128, "x" * 201, "a\tb", "a\\b"]  # fmt: skip
-
-
 NO_METRICS = [{"loss": "0.5"}, {"loss": None}, {"loss": [1]}, {"loss": np.ones(2)}, {1: 0.5}]
 NO_METRICS += ["loss", 0.5, [1.0], {"loss": 1j}]
 NO_SETTINGS = [

@@ -33,7 +33,6 @@ from tests.support import seams
 from tests.support.units import KIB, MIB
 
 pytestmark = pytest.mark.skipif(not DIRECT, reason="this system has no O_DIRECT or no RWF_NOWAIT")
-
 PAST = ckpt.Options(page_cache=False)
 THROUGH = ckpt.Options(page_cache=True)
 SAVED_BYTES = 72 * MIB
