@@ -138,16 +138,8 @@ def values() -> dict[str, Any]:
     """Every pattern of bits that may be lost on the way: eight elements of random bytes."""
     random = np.random.default_rng(7)
     found: dict[str, Any] = {}
-    names = (
-        "float16",
-        "bfloat16",
-        "float32",
-        "float64",
-        "float8_e4m3fn",
-        "float8_e5m2",
-        "complex64",
-    )
-    for name in names:
+    names = "float16 bfloat16 float32 float64 float8_e4m3fn float8_e5m2 complex64"
+    for name in names.split():
         dtype = jnp.dtype(name)
         found[name] = np.frombuffer(random.bytes(8 * dtype.itemsize), dtype)
     found["f32"] = np.array([0x7FC00001, 0xFF800001, 0x80000000, 1] * 2, np.uint32).view(np.float32)

@@ -389,17 +389,11 @@ def check_lost(
 
 
 ROWS = [
-    ("written", 1, 2, False),
-    ("recording", 0, 2, False),
-    ("agreeing", 1, 3, True),
-    ("writing", 0, 3, False),
-    ("writing", 1, 3, True),
-    ("written", 0, 3, True),
-    ("agreed", 1, 3, False),
-    ("agreed", 0, 3, True),
-    ("committing", 0, 3, True),
+    ("written", 1, 2, False), ("recording", 0, 2, False), ("agreeing", 1, 3, True),
+    ("writing", 0, 3, False), ("writing", 1, 3, True), ("written", 0, 3, True),
+    ("agreed", 1, 3, False), ("agreed", 0, 3, True), ("committing", 0, 3, True),
     ("committed", 0, 2, False),
-]
+]  # fmt: skip
 
 
 @pytest.mark.faults

@@ -198,17 +198,8 @@ PHASES = {
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize(
-    ("phase", "victim"),
-    [
-        ("writing", 0),
-        ("writing", 1),
-        ("written", 1),
-        ("written", 0),
-        ("renamed", 1),
-        ("renamed", 0),
-    ],
-)
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("phase", PHASES)
 def test_one_is_killed(tmp_path, phase, victim):
     """Kills one while it saves step 2, which goes to local directories only, and starts again."""
     code = COMMON + KILLED.replace("{victim}", str(victim)).replace("{phase}", repr(PHASES[phase]))
