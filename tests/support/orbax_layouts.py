@@ -15,7 +15,6 @@ import pytest
 from orbax.checkpoint import v1 as ocp_v1
 
 from tests.support.orbax import eight_mesh, put
-from tests.support.trees import abstract as abstract, assert_same as assert_same
 
 Moments = namedtuple("Moments", "mu nu")
 

@@ -16,11 +16,7 @@ import pytest
 
 import ckpt_core as ckpt
 from tests.support import children, seams
-from tests.support.command_line import (
-    Call,
-    leave_unfinished,
-    make_call,  # noqa: F401 (fixture)
-)
+from tests.support.command_line import Call, leave_unfinished, make_call  # noqa: F401 (fixture)
 from tests.support.damage import turn_a_bit
 from tests.support.stores import keys_at, tree, value_at
 from tests.support.takeovers import make_directory  # noqa: F401 (fixture)

@@ -12,12 +12,7 @@ import pytest
 
 import ckpt_core as ckpt
 from tests.contract.faults.crafted.signed import read_record, write_record
-from tests.support.command_line import (
-    LOADED,
-    leave_unfinished,
-    make_call,  # noqa: F401 (fixture)
-    start,
-)
+from tests.support.command_line import LOADED, leave_unfinished, make_call, start  # noqa: F401 (fixture)
 from tests.support.damage import turn_a_bit
 from tests.support.refusals import refuse
 

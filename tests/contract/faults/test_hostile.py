@@ -19,13 +19,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from tests.contract.faults.crafted import (
-    CASES,
-    DATABASE_CASES,
-    FILE_CASES,
-    ORBAX_CASES,
-    RECORD_CASES,
-)
+from tests.contract.faults import crafted
 from tests.contract.faults.crafted.by_hand import (
     GIB,
     ONE_ARRAY,
@@ -58,11 +52,11 @@ def make_good(plain_pool: Children, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.mark.parametrize(
     "cases",
-    [RECORD_CASES, DATABASE_CASES, FILE_CASES, ORBAX_CASES],
+    [crafted.RECORD_CASES, crafted.DATABASE_CASES, crafted.FILE_CASES, crafted.ORBAX_CASES],
     ids=["record", "database", "files", "orbax"],
 )
 def test_hostile(plain_pool, good, tmp_path, cases):
-    names = [case.name for case in CASES]
+    names = [case.name for case in crafted.CASES]
     assert len(names) == len(set(names)) or pytest.fail(f"names twice in {sorted(names)}")
     outside = make_outside(tmp_path)
     paths = {

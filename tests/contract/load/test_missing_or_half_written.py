@@ -15,12 +15,7 @@ import pytest
 import ckpt_core as ckpt
 from tests.support.damage import failing_reads
 from tests.support.replacing import KINDS, replacing
-from tests.support.unchanged import (
-    assert_tree,
-    make_steps,  # noqa: F401 (fixtures)
-    tree,
-    unchanged,
-)
+from tests.support.unchanged import assert_tree, make_steps, tree, unchanged  # noqa: F401 (fixture)
 
 
 @pytest.mark.parametrize("name", ["no/where", "empty"])

@@ -18,23 +18,10 @@ import pytest
 from orbax.checkpoint import v1 as ocp_v1
 
 import ckpt_core as ckpt
+from tests.support import orbax_routes as routes
 from tests.support.orbax import eight_mesh, put
-from tests.support.orbax_routes import (
-    ROUTES,
-    Moments,
-    abstract,
-    assert_same,
-    check_route,
-    named,
-    sharded_tree,
-    v0_composite_pytree,
-    v0_composite_standard,
-    v0_no_args,
-    v0_pytree_checkpointer,
-    v0_standard_checkpointer,
-    v1_load_checkpointables,
-)
 from tests.support.same_bits import bits
+from tests.support.trees import abstract, assert_same
 
 
 def plain_tree():
@@ -44,7 +31,7 @@ def plain_tree():
             "large": np.arange(2.0**17).reshape(512, 256),
         },
         "opt": [
-            Moments(jnp.full(3, 2.0), {"c": np.arange(6.0).reshape(2, 3)}),
+            routes.Moments(jnp.full(3, 2.0), {"c": np.arange(6.0).reshape(2, 3)}),
             None,
             (1, 2.5, True),
         ],
@@ -81,7 +68,7 @@ def text_tree():
     }
 
 
-TREES = {"sharded": sharded_tree, "plain": plain_tree, "text": text_tree}
+TREES = {"sharded": routes.sharded_tree, "plain": plain_tree, "text": text_tree}
 
 
 def v0_single_standard(root, step, _item, like):
@@ -90,7 +77,7 @@ def v0_single_standard(root, step, _item, like):
 
 
 # StandardRestore knows no strings, whoever wrote them.
-STRINGLESS = {v0_composite_standard, v0_single_standard, v0_standard_checkpointer}
+STRINGLESS = {routes.v0_composite_standard, v0_single_standard, routes.v0_standard_checkpointer}
 
 
 @pytest.fixture(scope="module")
@@ -110,27 +97,27 @@ def steps(tmp_path_factory):
 
 
 @pytest.mark.parametrize("tree", TREES)
-@pytest.mark.parametrize("route", named(ROUTES))
+@pytest.mark.parametrize("route", routes.named(routes.ROUTES))
 def test_state(steps, route, tree):
     if tree == "text" and route in STRINGLESS:
         pytest.skip("StandardRestore takes no strings, whoever wrote them")
-    check_route(route, steps / "state" / tree, 4, "state", TREES[tree]())
+    routes.check_route(route, steps / "state" / tree, 4, "state", TREES[tree]())
 
 
 @pytest.mark.parametrize("tree", ["sharded", "plain"])
-@pytest.mark.parametrize("route", named([v0_single_standard, *ROUTES]))
+@pytest.mark.parametrize("route", routes.named([v0_single_standard, *routes.ROUTES]))
 def test_default(steps, route, tree):
     """An item named `default` is a manager's single item."""
-    if route in (v0_composite_standard, v0_composite_pytree):
+    if route in (routes.v0_composite_standard, routes.v0_composite_pytree):
         pytest.skip("Orbax reads `default` without Composite only")
-    check_route(route, steps / "default" / tree, 4, "default", TREES[tree]())
+    routes.check_route(route, steps / "default" / tree, 4, "default", TREES[tree]())
 
 
 @pytest.mark.parametrize("value", [jnp.arange(4.0), np.arange(3), 5, 2.5, True], ids=repr)
 def test_bare_leaf(tmp_path, value):
     ckpt.save(tmp_path / "0", value)
-    assert_same(v0_pytree_checkpointer(tmp_path, 0, "state", None), value, numpy_as_jax=True)
-    assert_same(v0_no_args(tmp_path, 0, "state", None), value, numpy_as_jax=True)
+    assert_same(routes.v0_pytree_checkpointer(tmp_path, 0, "state", None), value, numpy_as_jax=True)
+    assert_same(routes.v0_no_args(tmp_path, 0, "state", None), value, numpy_as_jax=True)
     assert_same(ocp_v1.load(tmp_path / "0"), value)
 
 
@@ -164,9 +151,9 @@ def dtypes(tmp_path_factory):
         of_jax = {n: jnp.asarray(array) for n, array in tree.items() if n not in NOT_OF_XLA}
         ckpt.save(root / "0", {"numpy": tree, "jax": of_jax})
         return {
-            "v0": v0_no_args(root, 0, "state", None),
+            "v0": routes.v0_no_args(root, 0, "state", None),
             "v1": ocp_v1.load(root / "0"),
-            "single": v0_standard_checkpointer(root, 0, "state", None),
+            "single": routes.v0_standard_checkpointer(root, 0, "state", None),
         }
     finally:
         jax.config.update("jax_enable_x64", False)
@@ -203,9 +190,9 @@ def carriers(tmp_path_factory):
     }
     ckpt.save(root / "0", tree)
     return {
-        "v0": v0_no_args(root, 0, "state", None),
+        "v0": routes.v0_no_args(root, 0, "state", None),
         "v1": ocp_v1.load(root / "0"),
-        "pytree": v0_pytree_checkpointer(root, 0, "state", None),
+        "pytree": routes.v0_pytree_checkpointer(root, 0, "state", None),
     }
 
 
@@ -375,7 +362,7 @@ def test_grain_restores_from_ours(with_grain):
 def test_same_description_of_the_tree_as_orbax(tmp_path):
     tree = {
         "nested": {"list": [jnp.ones(2), {"x": np.ones(3)}], "tuple": (1, 2.0)},
-        "moments": Moments(jnp.ones(2), None),
+        "moments": routes.Moments(jnp.ones(2), None),
         "empty": {"d": {}, "l": [], "t": ()},
         "ints": {1: jnp.ones(1)},
         "k": jax.random.key(0),
@@ -406,9 +393,9 @@ def make_root(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("route", named(ROUTES))
+@pytest.mark.parametrize("route", routes.named(routes.ROUTES))
 def test_the_tree_beside_them(route, root):
-    if route not in (v0_no_args, v1_load_checkpointables):
+    if route not in (routes.v0_no_args, routes.v1_load_checkpointables):
         assert_same(route(root, 7, "state", abstract(TREE)), TREE, sharding=True)
     got = route(root, 7, "state", None)
     assert_same(got, TREE, numpy_as_jax=route.__name__.startswith("v0"))

@@ -13,17 +13,10 @@ import pytest
 from orbax.checkpoint import v1 as ocp_v1
 
 import ckpt_core as ckpt
+from tests.support import orbax_routes as routes
 from tests.support.launch import launch, reports
 from tests.support.orbax_buckets import OrbaxBucket, make_bucket  # noqa: F401 (fixture)
-from tests.support.orbax_routes import (
-    ROUTES,
-    abstract,
-    as_orbax_gives,
-    assert_same,
-    check_route,
-    named,
-    sharded_tree,
-)
+from tests.support.trees import abstract, assert_same
 
 STATE = """
 import logging
@@ -148,16 +141,16 @@ def write_with_orbax(bucket: OrbaxBucket, *steps: int, **settings: Any) -> None:
             manager.save(step, args=args)
 
 
-@pytest.mark.parametrize("route", named(ROUTES))
+@pytest.mark.parametrize("route", routes.named(routes.ROUTES))
 def test_orbax_restores_ours(bucket, route):
-    want = sharded_tree()
+    want = routes.sharded_tree()
     with ckpt.Checkpointer(bucket.root) as checkpointer:
         checkpointer.save(5, want)
-    check_route(route, bucket.seen, 5, "state", want)
+    routes.check_route(route, bucket.seen, 5, "state", want)
 
 
 def test_we_load_what_orbax_wrote(bucket):
-    want = sharded_tree()
+    want = routes.sharded_tree()
     with ocp.CheckpointManager(bucket.seen) as manager:
         manager.save(3, args=ocp.args.Composite(state=ocp.args.StandardSave(want)))
         manager.wait_until_finished()
@@ -167,7 +160,7 @@ def test_we_load_what_orbax_wrote(bucket):
         restored = checkpointer.restore_latest(abstract(want))
         assert restored is not None and restored.step == 4
         assert_same(restored["state"], want, sharding=True)
-        assert_same(checkpointer.load(3), as_orbax_gives(want))
+        assert_same(checkpointer.load(3), routes.as_orbax_gives(want))
     with ocp.StandardCheckpointer() as standard:
         standard.save(bucket.seen / "alone", want)
         standard.wait_until_finished()

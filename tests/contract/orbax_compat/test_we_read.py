@@ -20,33 +20,16 @@ from orbax.checkpoint import v1 as ocp_v1
 
 import ckpt_core as ckpt
 from tests.contract.orbax_compat.test_orbax_reads import grain_iterators
+from tests.support import orbax_layouts as layouts
 from tests.support.orbax import put
-from tests.support.orbax_layouts import (  # noqa: F401 (fixture)
-    LAYOUTS,
-    Moments,
-    abstract,
-    assert_same,
-    data_files,
-    drop_data_files,
-    expectation_of,
-    expected_tree,
-    item_directory,
-    make_zoo,
-    rewrite_json,
-    save_pytree,
-    save_standard,
-    save_v1,
-    sharded_tree,
-    tree_of,
-    v1_context,
-    with_keys,
-)
+from tests.support.orbax_layouts import make_zoo  # noqa: F401 (fixture)
 from tests.support.same_bits import bits
+from tests.support.trees import abstract, assert_same
 
 
 def orbax_rich(path, tree):
     options = ocp_v1.options.PyTreeOptions().saving.pytree_metadata_options
-    return save_v1(
+    return layouts.save_v1(
         path,
         tree,
         pytree__saving__pytree_metadata_options=dataclasses.replace(
@@ -55,13 +38,13 @@ def orbax_rich(path, tree):
     )
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", layouts.LAYOUTS)
 def test_each_layout(zoo, layout):
     """As Orbax's own reader gives it; and text keys fit the ints, fields and tuples of a target."""
-    path, tree = zoo[layout], tree_of(layout)
+    path, tree = zoo[layout], layouts.tree_of(layout)
     got = ckpt.load(path)
-    assert_same(got, ocp.PyTreeCheckpointer().restore(item_directory(path)), sharding=True)
-    assert_same(got, expectation_of(layout), sharding=True)
+    assert_same(got, ocp.PyTreeCheckpointer().restore(layouts.item_directory(path)), sharding=True)
+    assert_same(got, layouts.expectation_of(layout), sharding=True)
     assert_same(ckpt.load(path, abstract(tree)), tree, sharding=True)
 
 
@@ -70,7 +53,7 @@ def test_one_sharding_for_all(zoo, layout):
     mesh = Mesh(np.array(jax.devices()[:4]), ("z",))
     replicated = NamedSharding(mesh, P())
     got = ckpt.load(zoo[layout], sharding=replicated)
-    assert_same(got, expectation_of(layout))
+    assert_same(got, layouts.expectation_of(layout))
     arrays = [leaf for leaf in jax.tree.leaves(got) if isinstance(leaf, jax.Array)]
     assert arrays
     assert all(leaf.sharding.is_equivalent_to(replicated, leaf.ndim) for leaf in arrays)
@@ -87,7 +70,11 @@ def test_as_numpy(zoo, layout):
 
 def test_rich_types_keep_tuples(tmp_path):
     """Where Orbax was asked to record tuples and NamedTuples, they come back."""
-    tree = {"tuple": (1, jnp.ones(2)), "moments": Moments(jnp.zeros(2), {"c": np.ones(1)}), "e": ()}
+    tree = {
+        "tuple": (1, jnp.ones(2)),
+        "moments": layouts.Moments(jnp.zeros(2), {"c": np.ones(1)}),
+        "e": (),
+    }
     got = ckpt.load(orbax_rich(tmp_path / "rich", tree))
     assert isinstance(got["tuple"], tuple)
     assert isinstance(got["e"], tuple)
@@ -117,11 +104,11 @@ print(json.dumps(answers))
 
 
 def test_saved_on_eight_devices_loads_on_one(zoo, run_python):
-    layouts = ["v1", "v1_zarr2", "v1_files", "v0_standard", "v0_pytree_files", "v0_sub_chunks"]
-    answers = run_python(ONE_DEVICE, *(str(zoo[name]) for name in layouts), XLA_FLAGS="")
-    want = with_keys(expected_tree())
+    names = ["v1", "v1_zarr2", "v1_files", "v0_standard", "v0_pytree_files", "v0_sub_chunks"]
+    answers = run_python(ONE_DEVICE, *(str(zoo[name]) for name in names), XLA_FLAGS="")
+    want = layouts.with_keys(layouts.expected_tree())
     count = sum(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(want))
-    for name in layouts:
+    for name in names:
         answer = answers[str(zoo[name])]
         assert answer["w"] == np.asarray(want["params"]["w"]).tolist(), name
         assert answer["half"] == np.asarray(want["params"]["half"], np.float32).tolist(), name
@@ -134,7 +121,7 @@ def test_wide_jax_arrays_are_not_narrowed(tmp_path):
     """float64 that jax saved is float64 again, or an error, whatever x64 says at the load."""
     with jax.enable_x64(True):
         tree = {"d": jnp.array([1e300, 1 / 3]), "i": jnp.array([2**62 + 1])}
-        path = save_v1(tmp_path / "x64", tree)
+        path = layouts.save_v1(tmp_path / "x64", tree)
         assert_same(ckpt.load(path), tree)
     try:
         got = ckpt.load(path)
@@ -226,8 +213,8 @@ def test_restore_latest_falls_back_from_damage_of_orbax(zoo, tmp_path):
     root = tmp_path / "root"
     for step in ("3", "4"):
         shutil.copytree(zoo["v0_manager"], root / step)
-    drop_data_files(root / "4" / "default")
-    tree = tree_of("v0_manager")
+    layouts.drop_data_files(root / "4" / "default")
+    tree = layouts.tree_of("v0_manager")
     with ckpt.Checkpointer(root) as checkpointer:
         with pytest.warns(RuntimeWarning, match="step 4"):
             restored = checkpointer.restore_latest(default=abstract(tree))
@@ -239,7 +226,7 @@ def test_v1_checkpointables(tmp_path):
     items = {"state": {"a": put(jnp.arange(8.0), "x")}, "extra": {"x": np.arange(3), "s": "t"}}
     registry = ocp_v1.handlers.local_registry()
     registry.add(ocp_v1.handlers.JsonHandler, checkpointable_name="config")
-    context = v1_context(checkpointables__registry=registry)
+    context = layouts.v1_context(checkpointables__registry=registry)
     with context:
         ocp_v1.save_checkpointables(tmp_path / "c", items | {"config": {"k": [1, None]}})
     got = ckpt.load(tmp_path / "c")
@@ -280,7 +267,7 @@ def test_grain_items_of_orbax(tmp_path, writer):
 
 
 def cut_data_files(item: Path):
-    for path in data_files(item):
+    for path in layouts.data_files(item):
         with path.open("r+b") as file:
             file.truncate(path.stat().st_size // 2)
 
@@ -300,23 +287,23 @@ DAMAGE = {
     "metadata_cut": lambda item: os.truncate(item / "_METADATA", 900),
     "metadata_is_a_list": lambda item: (item / "_METADATA").write_text("[1, 2]"),
     "metadata_without_tree": lambda item: (item / "_METADATA").write_text('{"use_zarr3": true}'),
-    "metadata_bad_entry": lambda item: rewrite_json(
+    "metadata_bad_entry": lambda item: layouts.rewrite_json(
         item / "_METADATA",
         lambda meta: meta["tree_metadata"].update({"('x',)": {"key_metadata": 3}}),
     ),
     "metadata_deep": lambda item: (item / "_METADATA").write_text("[" * 100_000 + "]" * 100_000),
     "strings_missing": lambda item: (item / "_strings.json").unlink(),
     "strings_garbage": lambda item: (item / "_strings.json").write_text("{"),
-    "strings_lack_one": lambda item: rewrite_json(
+    "strings_lack_one": lambda item: layouts.rewrite_json(
         item / "_strings.json", lambda strings: {k: v for k, v in strings.items() if k != "note"}
     ),
-    "string_is_no_text": lambda item: rewrite_json(
+    "string_is_no_text": lambda item: layouts.rewrite_json(
         item / "_strings.json", lambda strings: strings | {"note": 5}
     ),
     "manifest_missing": lambda item: (item / "manifest.ocdbt").unlink(),
     "manifest_garbage": lambda item: (item / "manifest.ocdbt").write_bytes(b"garbage" * 30),
     "manifest_empty": lambda item: (item / "manifest.ocdbt").write_bytes(b""),
-    "data_missing": drop_data_files,
+    "data_missing": layouts.drop_data_files,
     "data_cut": cut_data_files,
     "index_flipped": flip_root_node,
     "array_metadata_garbage": lambda item: (item / "array_metadatas" / "process_0").write_text("{"),
@@ -326,8 +313,8 @@ DAMAGE = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damage_is_an_error_of_ours(zoo, tmp_path, damage):
     path = zoo.copy("v1", tmp_path)
-    DAMAGE[damage](item_directory(path))
-    arguments = (abstract(tree_of("v1")),) if list(DAMAGE).index(damage) % 2 else ()
+    DAMAGE[damage](layouts.item_directory(path))
+    arguments = (abstract(layouts.tree_of("v1")),) if list(DAMAGE).index(damage) % 2 else ()
     with pytest.raises(ckpt.CheckpointError) as caught:
         ckpt.load(path, *arguments)
     if damage != "metadata_missing":
@@ -345,14 +332,14 @@ def test_unreadable_sharding_file(zoo, tmp_path, content):
     except ckpt.CheckpointError:
         pass
     else:
-        assert_same(got, expectation_of("v1"))
+        assert_same(got, layouts.expectation_of("v1"))
 
 
 def test_without_sharding_file(zoo, tmp_path):
     path = zoo.copy("v1", tmp_path)
     (path / "state" / "_sharding").unlink()
     got = ckpt.load(path)
-    assert_same(got, expectation_of("v1"))
+    assert_same(got, layouts.expectation_of("v1"))
     assert got["params"]["w"].devices() == {jax.devices()[0]}
 
 
@@ -361,13 +348,13 @@ def test_without_optional_files(zoo, tmp_path):
     path = zoo.copy("v0_manager", tmp_path)
     for name in ("_CHECKPOINT_METADATA", "commit_success.txt", "default/commit_success.txt"):
         (path / name).unlink()
-    assert_same(ckpt.load(path), expectation_of("v0_manager"), sharding=True)
+    assert_same(ckpt.load(path), layouts.expectation_of("v0_manager"), sharding=True)
 
 
 @pytest.mark.parametrize("layout", ["v1_files", "v0_pytree_files"])
 def test_missing_chunk_is_no_zero(zoo, tmp_path, layout):
     path = zoo.copy(layout, tmp_path)
-    array = item_directory(path) / "params.w"
+    array = layouts.item_directory(path) / "params.w"
     chunk = next(
         p for p in array.rglob("*") if p.is_file() and not p.name.startswith((".z", "zarr"))
     )
@@ -377,7 +364,7 @@ def test_missing_chunk_is_no_zero(zoo, tmp_path, layout):
     # The rest is still there.
     assert_same(
         ckpt.load(path, only=lambda path, _: path != "params/w")["opt"],
-        expectation_of(layout)["opt"],
+        layouts.expectation_of(layout)["opt"],
     )
 
 

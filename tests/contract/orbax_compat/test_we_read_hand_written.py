@@ -16,7 +16,8 @@ import tensorstore as ts
 from orbax.checkpoint import v1 as ocp_v1
 
 import ckpt_core as ckpt
-from tests.support.orbax_layouts import assert_same, data_files
+from tests.support.orbax_layouts import data_files
+from tests.support.trees import assert_same
 
 
 def by_hand_spec(item: Path, name: str, array, *, zarr, ocdbt, chunks, **variant):

@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from tests.support.unchanged import (
-    assert_tree,
-    make_steps,  # noqa: F401 (fixtures)
-    tree,
-    unchanged,
-)
+from tests.support.unchanged import assert_tree, make_steps, tree, unchanged  # noqa: F401 (fixture)
 
 STATE = {"w": np.ones(2)}
 FIELDS = [field.name for field in dataclasses.fields(ckpt.Options)]

@@ -10,14 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ckpt_core._processes.wire import Said
-from ckpt_core._run.tiers.judge import (
-    ChosenPartner,
-    LocalParts,
-    Seen,
-    all_partners,
-    inverted,
-    judge,
-)
+from ckpt_core._run.tiers import judge as judging
 from ckpt_core._run.tiers.peers import Table
 from ckpt_core._run.tiers.save import BLOCK, combine_offers
 
@@ -58,24 +51,29 @@ def opening(processes: int, moved: bool) -> Traffic:
     traffic = Traffic(processes)
     machines = [f"{n // HOST_PROCESSES:010x}" for n in range(processes)]
     said = [json.dumps([one, one, "10.128.200.1", "host", "", DIGEST, ""]) for one in machines]
-    partners: list[ChosenPartner] = ["host"] * processes
+    partners: list[judging.ChosenPartner] = ["host"] * processes
 
     def introduce(table: Table) -> str:
-        table.publish([json.dumps(some) for some in inverted(all_partners(partners, machines))])
+        table.publish(
+            [
+                json.dumps(some)
+                for some in judging.inverted(judging.all_partners(partners, machines))
+            ]
+        )
         return json.dumps([DIGEST, "10.128.0.1", "", [], True])
 
     traffic.agree(said, introduce, OPENING)
 
-    def part(step: int, index: int) -> Seen:
+    def part(step: int, index: int) -> judging.Seen:
         at = (index + HOST_PROCESSES) % processes if moved else index
-        return Seen(step, TOKEN, (0, step), at, ((at, at),), not moved)
+        return judging.Seen(step, TOKEN, (0, step), at, ((at, at),), not moved)
 
-    seen = [LocalParts([part(step, n) for step in (7, 8)], True) for n in range(processes)]
+    seen = [judging.LocalParts([part(step, n) for step in (7, 8)], True) for n in range(processes)]
     texts = [one.dump() for one in seen]
 
     def look(table: Table) -> str:
-        everyone = [LocalParts.parse(text) for text in texts]
-        return judge(everyone, machines).dump(processes, table.publish)
+        everyone = [judging.LocalParts.parse(text) for text in texts]
+        return judging.judge(everyone, machines).dump(processes, table.publish)
 
     traffic.agree(texts, look, LOOKING)
     return traffic
