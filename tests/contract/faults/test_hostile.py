@@ -20,17 +20,8 @@ import pytest
 
 import ckpt_core as ckpt
 from tests.contract.faults import crafted
-from tests.contract.faults.crafted.by_hand import (
-    GIB,
-    ONE_ARRAY,
-    SECRET,
-    Case,
-    as_json,
-    grid,
-    node,
-    varint,
-    zarr3_json,
-)
+from tests.contract.faults.crafted import by_hand
+from tests.contract.faults.crafted.by_hand import GIB, Case
 from tests.contract.faults.crafted.databases import put_root
 from tests.contract.faults.crafted.signed import read_record, sign, write_record
 from tests.contract.faults.harness import Children, Outcome
@@ -89,13 +80,13 @@ def make_outside(tmp_path: Path) -> Path:
     """What must stay as it is; the module in it would say when it is imported."""
     outside = tmp_path / "outside"
     outside.mkdir()
-    (outside / "canary").write_bytes(SECRET)
+    (outside / "canary").write_bytes(by_hand.SECRET)
     (outside / "array").mkdir()
     (outside / "array" / "zarr.json").write_bytes(
-        as_json(zarr3_json(shape=[250], chunk_grid=grid(250)))
+        by_hand.as_json(by_hand.zarr3_json(shape=[250], chunk_grid=by_hand.grid(250)))
     )
     (outside / "array" / "c").mkdir()
-    (outside / "array" / "c" / "0").write_bytes(SECRET)
+    (outside / "array" / "c" / "0").write_bytes(by_hand.SECRET)
     return outside
 
 
@@ -337,11 +328,14 @@ def _orbax_keys(path: Path) -> None:
     """A leaf node whose keys share nearly all of 2,000 bytes with the one before: 2 GiB of them."""
     (path / "state").mkdir(parents=True)
     (path / "_CHECKPOINT_METADATA").write_text("{}")
-    (path / "state/_METADATA").write_bytes(ONE_ARRAY)
+    (path / "state/_METADATA").write_bytes(by_hand.ONE_ARRAY)
     count = 2**20
-    shared = varint(2000) * count + varint(3) * (count - 1)
+    shared = by_hand.varint(2000) * count + by_hand.varint(3) * (count - 1)
     keys = b"k" * 2000 + b"".join(number.to_bytes(3, "big") for number in range(count - 1))
-    put_root(path / "state", node(b"\0\0" + varint(count) + shared + keys + b"\0" * 2 * count))
+    put_root(
+        path / "state",
+        by_hand.node(b"\0\0" + by_hand.varint(count) + shared + keys + b"\0" * 2 * count),
+    )
 
 
 BOTH = "inspect as_numpy"

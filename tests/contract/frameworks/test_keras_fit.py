@@ -16,14 +16,7 @@ import ckpt_core as ckpt
 import ckpt_keras
 from tests.support import forked, keras_models as km, seams
 from tests.support.children import environment
-from tests.support.keras_models import (
-    Callback,
-    OrbaxCheckpointCallback,
-    Stop,
-    keras,
-    load_model,
-    steps,
-)
+from tests.support.keras_models import Callback, OrbaxCheckpointCallback, Stop, keras, steps
 
 compiled_once, pytestmark = km.compiled_once, km.QUIET
 
@@ -306,7 +299,7 @@ def test_fewer_epochs_than_done_do_nothing(tmp_path):
         model, history = resume(tmp_path, 2)
     assert history.epoch == []
     assert {name: os.stat(tmp_path / name).st_mtime_ns for name in before} == before
-    km.assert_same(km.values(load_model(tmp_path)), km.values(model))
+    km.assert_same(km.values(km.load_model(tmp_path)), km.values(model))
     assert model._initial_epoch is None
 
 

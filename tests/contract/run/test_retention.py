@@ -13,15 +13,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core import keep
 from tests.support import seams
-from tests.support.places import (
-    Place,
-    make_asynchronous,  # noqa: F401 (fixture)
-    make_place,  # noqa: F401 (fixture)
-    open_at,
-    same,
-    state,
-    write,
-)
+from tests.support.places import Place, make_asynchronous, make_place, open_at, same, state, write  # noqa: F401 (fixture)
 
 
 def blocking(directory: Path, **more: Any) -> ckpt.Checkpointer:
