@@ -305,10 +305,6 @@ class Model:
 _urls = itertools.count()
 
 
-def fast_disk() -> str | None:
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-
-
 def outcome(call: Any) -> str:
     """What a call gave, or how it was refused."""
     try:
@@ -331,7 +327,8 @@ class Run:
         local_keep: int = 2,
         prefix: str | None = None,
     ) -> None:
-        self.scratch = tempfile.mkdtemp(prefix="ckpt-history-", dir=fast_disk())
+        fast = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self.scratch = tempfile.mkdtemp(prefix="ckpt-history-", dir=fast)
         self.on_disk = root is None
         self.url = f"{self.scratch}/steps" if root is None else f"{root}/{next(_urls)}/steps"
         self.model = Model(every, local_keep, ancestors=64 if root is None else 1)

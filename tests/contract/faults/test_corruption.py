@@ -81,13 +81,10 @@ def _flips(directory: Path, per_file: int | None) -> Iterator[Change]:
         size = (directory / name).stat().st_size
         if not size:
             continue
-        step = max(1, (size - 1) // per_file) if per_file else 64 if _is_data(name) else 1
+        every = 64 if Path(name).parent.name == "d" else 1
+        step = max(1, (size - 1) // per_file) if per_file else every
         for byte in sorted({*range(0, size, step), size - 1}):
             yield ["flip", name, byte, byte * 5 % 8]
-
-
-def _is_data(name: str) -> bool:
-    return Path(name).parent.name == "d"
 
 
 def _sizes(directory: Path) -> Iterator[Change]:

@@ -344,7 +344,7 @@ def test_fork_makes_the_operations_of_a_fresh_interpreter(pool, tmp_path):
         root.mkdir()
         outcome = pool.run("scenarios:save", ["new", str(root)], path=str(root), fresh=fresh)
         assert outcome.exit_code == 0, str(outcome)
-        counts.append(_names(outcome.ops))
+        counts.append(Counter(op.name for op in outcome.ops))
     assert counts[0].keys() == counts[1].keys()
     for name, count in counts[0].items():  # threads race, for a directory that both make say
         assert abs(count - counts[1][name]) <= 3, counts
@@ -389,10 +389,6 @@ def test_actions(pool, tmp_path, fault, survives):
             assert not written
         case _:
             assert written == dict.fromkeys("012", b"abc")
-
-
-def _names(ops: list[Op]) -> Counter[str]:
-    return Counter(op.name for op in ops)
 
 
 def _traced(shim: Path, tmp_path: Path, scenario: str) -> tuple[Counter[str], Counter[str]]:

@@ -119,7 +119,9 @@ def _open(pool: Children, cases: list[Case], paths: dict[str, Path]) -> Iterator
                 left.remove(event["opened"])
                 case = by_name[event["opened"]]
                 yield from judge(case, event)
-                if not refused_by(case, event):
+                # what the case is made for, and not something that came before
+                told = event["results"].values()
+                if case.says is not None and not any(case.says in text for text in told):
                     yield f"{case.name}: not refused with {case.says!r}, but {event['results']}"
         if outcome.max_rss_bytes > RESIDENT_BYTES:
             yield f"{outcome.max_rss_bytes / GIB:.1f} GiB resident, with {names}"
@@ -142,11 +144,6 @@ def judge(case: Case, event: dict[str, Any]) -> Iterator[str]:
             yield f"{case.name}: {reader} takes it"
     if case.found and event["results"]["verify"] == "ok":
         yield f"{case.name}: verify finds nothing"
-
-
-def refused_by(case: Case, event: dict[str, Any]) -> bool:
-    """Whether a reader met what the case is made for, and not something that came before."""
-    return case.says is None or any(case.says in text for text in event["results"].values())
 
 
 # ---- grown files

@@ -132,14 +132,10 @@ NATIVE = [
 ]  # fmt: skip
 
 
-def dtype_named(name):
-    return np.dtype(getattr(ml_dtypes, name, None) or name)
-
-
 def some_of(name):
     """Twelve elements that every dtype holds, not all equal."""
-    values = np.array([0, 1, 1, 0, 1, 0, 0, 1, 1, 1, 0, 1]).astype(dtype_named(name))
-    return values.reshape(3, 4)
+    values = np.array([0, 1, 1, 0, 1, 0, 0, 1, 1, 1, 0, 1])
+    return values.astype(getattr(ml_dtypes, name, None) or name).reshape(3, 4)
 
 
 @pytest.fixture(scope="module")
@@ -215,12 +211,6 @@ def test_carriers(carriers, route):
     assert bits(got["fortran"]) == bits(np.arange(6.0).reshape(2, 3))
 
 
-def best_options(**settings):
-    return ocp.CheckpointManagerOptions(
-        best_fn=lambda metrics: metrics["loss"], best_mode="min", **settings
-    )
-
-
 @pytest.fixture
 def with_metrics(tmp_path):
     with ckpt.Checkpointer(tmp_path) as checkpointer:
@@ -232,7 +222,9 @@ def with_metrics(tmp_path):
 
 
 def test_v0_best_step(with_metrics):
-    with ocp.CheckpointManager(with_metrics, options=best_options()) as manager:
+    best = {"best_fn": lambda metrics: metrics["loss"], "best_mode": "min"}
+    options = ocp.CheckpointManagerOptions(**best)
+    with ocp.CheckpointManager(with_metrics, options=options) as manager:
         assert manager.best_step() == 2
         assert manager.metrics(3) == {"loss": 0.25, "n": 3}
         got = manager.restore(2)

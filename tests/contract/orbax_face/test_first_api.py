@@ -80,19 +80,12 @@ class LateRestore(WordsRestore):
     pass
 
 
-def all_kinds():
-    return Composite(
-        state=PyTreeSave(STATE),
-        config=ocp.args.JsonSave({"layers": 3}),
-        array=ocp.args.ArraySave(np.arange(3)),
-        words=WordsSave(["a"]),
-        late=LateSave(["b"]),
-    )
-
-
 def test_several_items(tmp_path):
+    config, array = ocp.args.JsonSave({"layers": 3}), ocp.args.ArraySave(np.arange(3))
+    own = {"words": WordsSave(["a"]), "late": LateSave(["b"])}
+    args = Composite(state=PyTreeSave(STATE), config=config, array=array, **own)
     with ocp.CheckpointManager(tmp_path) as manager:
-        assert manager.save(0, args=all_kinds())
+        assert manager.save(0, args=args)
         restored = manager.restore(0)
         assert_same(restored.state, STATE)
         assert restored.config == {"layers": 3}

@@ -206,14 +206,10 @@ def test_what_is_written_anew_needs_no_restoring(tmp_path):
             checkpointer.save(2, model=Own(count=0), description=Own(count=0))
 
 
-def write_into(folder: Path) -> None:
-    (folder / "vocabulary").write_text("a b")
-
-
 CONSTANTS: dict[str, Callable[[], Any]] = {
     "Json": lambda: ckpt.Json({"layers": 3}),
     "Files of a path": lambda: ckpt.Files(__file__),
-    "Files of a function": lambda: ckpt.Files(write_into),
+    "Files of a function": lambda: ckpt.Files(lambda folder: (folder / "words").write_text("a b")),
 }
 
 

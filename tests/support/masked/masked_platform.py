@@ -141,16 +141,12 @@ def _sync_as_macos() -> None:
     def masked(descriptor: Any, command: int, argument: Any = 0) -> Any:
         if command != F_FULLFSYNC:
             return real(descriptor, command, argument)
-        _note(f"F_FULLFSYNC {_path_of(descriptor)}")
+        _note("F_FULLFSYNC " + READLINK(f"/proc/self/fd/{descriptor}"))
         os.fsync(descriptor)
         return 0
 
     fcntl.F_FULLFSYNC = F_FULLFSYNC
     fcntl.fcntl = masked
-
-
-def _path_of(descriptor: int) -> str:
-    return READLINK(f"/proc/self/fd/{descriptor}")
 
 
 def _open_no_folders() -> None:

@@ -78,10 +78,6 @@ DRAWN = re.compile(
 """Digests, of machines too, and numbers: ports, sizes of files whose content is drawn, and their sums."""
 
 
-def _alike(text: str) -> str:
-    return DRAWN.sub("DRAWN", steady(text))
-
-
 def messages() -> Iterator[str]:
     """What each of 2 and 8 processes puts at the service, and what 4,096 would; what two leave on disk."""
     with tempfile.TemporaryDirectory() as folder:
@@ -91,7 +87,10 @@ def messages() -> Iterator[str]:
             more = {"processes": count, "devices": 8 // count, "limit_secs": 240}
             told = reports(launch(CALLS, root / f"{count}", **more))
             for name in told[0]:
-                puts = [[[_alike(text) for text in put] for put in one[name]] for one in told]
+                puts = [
+                    [[DRAWN.sub("DRAWN", steady(text)) for text in put] for put in one[name]]
+                    for one in told
+                ]
                 sizes = [sum(len("".join(put[1:])) for put in one) for one in puts]
                 yield f"# {count} processes, {name}: messages {[len(one) for one in puts]}, bytes {sizes}"
                 for index, one in enumerate(puts if count == 2 else []):
