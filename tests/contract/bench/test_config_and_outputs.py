@@ -355,9 +355,6 @@ def test_tables_for_a_document(call: Call, tmp_path: Path) -> None:
         assert code == 2 and expected in err
 
 
-pytest.importorskip("typer")
-
-
 SUITE = """
 suite_name: tiny
 num_repeats: 2

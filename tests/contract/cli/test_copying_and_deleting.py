@@ -23,6 +23,7 @@ from tests.support.takeovers import make_directory  # noqa: F401 (fixture)
 
 pytest.importorskip("typer")
 ZSTD = ckpt.Options(compression="zstd")
+QUICK = ckpt.Options(durable=False)
 
 
 @pytest.mark.parametrize("options", [None, ZSTD], ids=["plain", "zstd"])
@@ -147,10 +148,6 @@ def test_a_run_is_copied_with_what_is_said_of_it(call, tmp_path):
     assert code == 0 and "has other metadata of the run, which stays" in out
     with ckpt.Checkpointer(tmp_path / "copy", read_only=True) as copy:
         assert copy.run_metadata == {"lr": 0.1} and copy.all_steps() == [0, 1]
-
-
-pytest.importorskip("typer")
-QUICK = ckpt.Options(durable=False)
 
 
 def go_on(run: Path, *steps: int, after: int | None = None) -> None:
@@ -321,9 +318,6 @@ def test_left_steps_of_other_numbers_and_many_of_them(call, tmp_path, left):
         restored = checkpointer.restore_latest(tree(0))
     assert restored is not None and restored.state["n"] == 117
     assert {*json.loads(call("ls", copy, "--json")[1])["strays"]} >= {str(left[-1])}
-
-
-pytest.importorskip("typer")
 
 
 def a_run(root: object, *steps: int) -> None:

@@ -309,9 +309,6 @@ def test_saves_and_loads_leave_no_objects_behind(tmp_path):
     assert sys.getallocatedblocks() - before < leaves
 
 
-if not Path("/proc/self/clear_refs").exists():
-    pytest.skip("the peak of memory is told by Linux", allow_module_level=True)
-
 # Runs in an interpreter of its own, whose peak is that of this save alone.
 PEAK = """
 import json, sys
@@ -345,6 +342,7 @@ print(json.dumps({"extra": peak - before}))
 """
 
 
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells the peak")
 @pytest.mark.parametrize(
     ("kind", "limit", "most"),
     [
