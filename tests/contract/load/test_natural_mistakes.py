@@ -187,7 +187,7 @@ MISTAKES: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ckpt.save("state", TREE)
@@ -202,6 +202,7 @@ def _frames(error: BaseException) -> list[str]:
     return [one.name for one in stack if one.filename.startswith(str(ROOT / "ckpt_core"))]
 
 
+@pytest.mark.usefixtures("_saved")
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_it_is_short_and_one_error(mistake):
     with pytest.raises(Exception) as raised:
@@ -213,6 +214,7 @@ def test_it_is_short_and_one_error(mistake):
     assert "During handling" not in told and "direct cause" not in told
 
 
+@pytest.mark.usefixtures("_saved")
 @pytest.mark.parametrize("path", ["nowhere", "state"])
 def test_frames_of_the_users_own_code_stay(path):
     class Mine:
@@ -226,6 +228,7 @@ def test_frames_of_the_users_own_code_stay(path):
     assert "get_state" in [one.name for one in traceback.extract_tb(raised.value.__traceback__)]
 
 
+@pytest.mark.usefixtures("_saved")
 def test_frames_of_damage_stay():
     for data in Path("state").rglob("d/*"):
         data.write_bytes(data.read_bytes()[:-1])
