@@ -270,7 +270,6 @@ def resumes(directory: Path, step: int, run: int = 0) -> bool:
     """A new program goes on from this step of this run, and can save the next one."""
     with runs(directory) as again:
         restored = again.restore_latest(state(0))
-        assert restored is not None
         right = restored.step == step and np.array_equal(
             restored["state"]["w"], state(step, run)["w"]
         )
@@ -380,12 +379,10 @@ def test_an_item_that_was_left_out(tmp_path, action):
         if action == "pass it":
             assert said.between("Pass ", " to the restore") == "opt="
             restored = run.restore_latest(params=state(0), opt=state(0))
-            assert restored is not None
             run.save(2, params=restored["params"], opt=restored["opt"])
         else:
             how = eval(f"dict({said.text.rpartition('there: ')[2]})")
             restored = run.restore_latest(params=state(0), **how)
-            assert restored is not None
             run.save(2, params=restored["params"], opt=state(0))
     with runs(tmp_path) as run:
         found = run.restore(2, params=state(0), opt=state(0))

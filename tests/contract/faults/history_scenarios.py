@@ -135,7 +135,6 @@ def prepared(root: str, layout: str, case: Case, *, restarted: bool) -> ckpt.Che
             shutil.rmtree(f"{root}/host")
         checkpointer = opened(root, layout)
         restored = checkpointer.restore_latest(state=tree(0))
-        assert restored is not None
         assert restored["state"]["n"] == first(steps[-1])
     case.before(checkpointer, steps)
     return checkpointer

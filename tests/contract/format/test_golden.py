@@ -216,7 +216,6 @@ def found_by(root: Path) -> dict[int, int]:
     with start(root, read_only=True) as reader:
         values = {step: int(reader.load(step)["n"]) for step in reader.all_steps()}
         restored = reader.restore_latest(state=small_tree(-1))
-        assert restored is not None
         assert (restored.step, restored["state"]["n"]) == max(values.items())
         assert reader.inspect(max(values)).metadata == {"value": values[max(values)]}
     return values

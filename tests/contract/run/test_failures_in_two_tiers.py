@@ -60,7 +60,6 @@ def save(checkpointer: ckpt.Checkpointer, step: int, value: int, **more: Any) ->
 
 def resume(checkpointer: ckpt.Checkpointer) -> tuple[int | None, int]:
     restored = checkpointer.restore_latest(state={"n": 0})
-    assert restored is not None
     return restored.step, restored["state"]["n"]
 
 

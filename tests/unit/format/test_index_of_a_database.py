@@ -82,7 +82,6 @@ class Database:
     def root(self) -> tuple[NodeRef, bytes]:
         """The root of the index, and its stored bytes."""
         root = decode_manifest(self.file("manifest.ocdbt"))
-        assert root is not None
         return root, self.file(root.file)[root.offset : root.offset + root.size_bytes]
 
 
