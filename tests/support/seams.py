@@ -101,7 +101,7 @@ AGREEMENTS = {
 
 def agreed(together: Round) -> str:
     """What the processes of a save are about to agree on, that all have done; empty in other calls."""
-    number = int(repr(together._numbers)[len("count(") : -1])  # pyright: ignore[reportPrivateUsage]
+    number = int(repr(together._numbers)[len("count(") : -1])
     return dict(enumerate(AGREEMENTS.get(together.call, ()))).get(number, "")
 
 

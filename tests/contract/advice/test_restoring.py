@@ -505,7 +505,7 @@ def test_metrics_twice_or_an_object(tmp_path):
         run.wait_until_finished()
         assert (run.metrics(0), run.metrics(1)) == ({"loss": 1.0}, {"loss": 2.0})
         with told("an object that is to be an item of this name is passed as") as said:
-            run.save(2, params=state(2), metrics=np.ones(2))  # pyright: ignore[reportArgumentType]
+            run.save(2, params=state(2), metrics=np.ones(2))
         items = eval(
             said.between("passed as items=", ", to save").replace("...", "one"), {"one": np.ones(2)}
         )
@@ -525,7 +525,7 @@ def test_a_metric_that_no_step_has(tmp_path, caplog):
     logged("by which steps are kept, so none is kept or deleted for it: pass it to save", caplog)
     assert resumes_unchanged(tmp_path, [0, 1, 2])
     with runs(tmp_path, **best) as run:
-        run.restore_latest(state(0))["state"]  # pyright: ignore[reportOptionalSubscript]
+        run.restore_latest(state(0))["state"]
         for step in range(3, 6):
             run.save(step, state(step), metrics={"loss": step})
         run.wait_until_finished()

@@ -31,7 +31,7 @@ def test_the_path_comes_first(tmp_path):
     exec(said.between("as in ", " and load"), {"save": save, "path": path, "state": state})
     assert holds(path)
     with told("the path comes first, as in save(path, state)") as said:
-        ckpt.load(STATE, path)  # pyright: ignore[reportArgumentType]
+        ckpt.load(STATE, path)
     names = {"load": ckpt.load, "path": path, "like": state}
     assert np.array_equal(
         eval("load" + said.text.rpartition("and load")[2], names)["w"], STATE["w"]
@@ -143,7 +143,7 @@ def test_a_step_in_quotes(tmp_path):
         run.save(12, STATE)
         for call in (run.restore, run.load, run.inspect, lambda step: run.save(step, STATE)):
             with told(": pass ", of=TypeError) as said:
-                call("12")  # pyright: ignore
+                call("12")
         assert run.restore(int(said.after("pass ")), OTHER).step == 12
 
 
@@ -340,7 +340,7 @@ def test_items_without_names(tmp_path):
     for call in (ckpt.save, ckpt.restore):
         for items in ([STATE], STATE["w"]):
             with told(": write items={'model': ...}") as said:
-                call(tmp_path / "a", items=items)  # pyright: ignore
+                call(tmp_path / "a", items=items)
     given = eval(said.after("write items=").replace("...", "STATE"), {"STATE": STATE})
     save(tmp_path / "a", items=given)
     assert holds_item(tmp_path / "a", "model")
@@ -353,9 +353,8 @@ def test_arguments_of_a_restore_of_another_type(tmp_path):
         ckpt.restore(tmp_path / "a", model=OTHER, rename=pairs)
     restored = ckpt.restore(tmp_path / "a", model={"v": OTHER["w"]}, rename=dict(pairs))
     assert (restored["model"]["v"] == STATE["w"]).all()
-    number: Any = 3
     with pytest.raises(TypeError, match="only= is a pattern, several, or a function"):
-        ckpt.restore(tmp_path / "a", model=OTHER, only=number)
+        ckpt.restore(tmp_path / "a", model=OTHER, only=3)
 
 
 def test_a_random_key_is_not_cast(tmp_path):

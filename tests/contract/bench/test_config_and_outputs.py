@@ -162,7 +162,7 @@ def test_what_the_document_shows_works():
     assert bench.parse_suite(yaml_block).benchmarks
     names: dict[str, object] = {"__name__": __name__}
     exec(python_block, names)
-    assert names["MyBenchmark"].options_class is names["MyOptions"]  # pyright: ignore
+    assert names["MyBenchmark"].options_class is names["MyOptions"]
     from ckpt_core.bench import generators
     from ckpt_core.bench.generators import SaveLoadOptions
     from ckpt_core.bench.libraries import LIBRARIES

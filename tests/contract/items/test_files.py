@@ -182,7 +182,7 @@ def test_what_is_no_file_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError):
         ckpt.save(tmp_path / "step", ckpt.Files(tmp_path / "nothing"))
     with pytest.raises(TypeError, match="takes a path, or a function"):
-        ckpt.Files(3)  # pyright: ignore[reportArgumentType]
+        ckpt.Files(3)
     with pytest.raises(ZeroDivisionError):
         ckpt.save(tmp_path / "step", ckpt.Files(lambda folder: 1 / 0))
     with pytest.raises(ckpt.UnsupportedLeaf, match="Files: it is an item"):

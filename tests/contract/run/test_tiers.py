@@ -526,6 +526,6 @@ def test_it_is_not_deleted_as_if_it_were_not_there(unread):
     for call in (unread.delete, unread.inspect, unread.load):
         with pytest.raises(OSError, match="the local step 3 cannot be read, which says nothing"):
             call(3)
-    assert unread.restore_latest(small_state(9)).step == 3  # pyright: ignore[reportOptionalMemberAccess]
+    assert unread.restore_latest(small_state(9)).step == 3
     unread.delete(3)
     assert unread.latest_step() == 2
