@@ -6,7 +6,6 @@ begins with ``make(0)`` as the restarted program would, and restores into it.
 """
 
 from pathlib import Path
-from typing import Any
 
 from tests.support.launch import Ended, launch, reports
 
@@ -99,7 +98,6 @@ def comes_back(program: str, directory: Path, *, processes: int = 2, devices: in
     for told in reports(saved(program, directory, processes=processes, devices=devices)):
         assert told == dict.fromkeys(told), told
     found = launch(program + _BOTH + RESTORE, directory, processes=processes, devices=devices)
-    everyone: list[dict[str, Any]] = reports(found)
-    for index, told in enumerate(everyone):
+    for index, told in enumerate(reports(found)):
         differing = {way: lines for way, lines in told.items() if lines}
         assert not differing, f"process {index}: {differing}"

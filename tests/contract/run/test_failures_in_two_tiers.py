@@ -316,8 +316,7 @@ def test_an_interrupted_synchronous_save_has_the_values_of_its_call(tmp_path, mo
     found = [file.parent for file in tmp_path.glob("**/1/ckpt.json")]
     assert len(found) == 2
     for path in found:
-        loaded: Any = ckpt.load(path)
-        assert (np.asarray(loaded["w"]) == 0).all(), path
+        assert (np.asarray(ckpt.load(path)["w"]) == 0).all(), path
 
 
 def test_a_step_whose_local_save_has_failed_is_continued_from_all_the_same(tmp_path, monkeypatch):

@@ -28,8 +28,7 @@ class Traffic:
         self._processes = processes
         self.to_zero = self.from_zero = self.of_one = self.at_once = self.rounds = 0
         self.keys: dict[str, str] = {}
-        service: Any = SimpleNamespace(put=self.keys.__setitem__)
-        self.table = Table(service, "peers", "rows")
+        self.table = Table(SimpleNamespace(put=self.keys.__setitem__), "peers", "rows")
 
     def agree(self, values: Sequence[str], decide: Callable[[Table], str], call: str) -> None:
         """One agreement of what each process sends; each reads its row, where rows are published."""
