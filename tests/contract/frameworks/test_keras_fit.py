@@ -16,6 +16,7 @@ import ckpt_core as ckpt
 import ckpt_keras
 from tests.support import forked, keras_models as km, seams
 from tests.support.children import environment
+from tests.support.damage import flip
 from tests.support.keras_models import Callback, OrbaxCheckpointCallback, Stop, keras, steps
 
 compiled_once, pytestmark = km.compiled_once, km.QUIET
@@ -322,9 +323,7 @@ def test_a_damaged_step_is_skipped_and_written_again(tmp_path):
     straight = km.trained(km.small(), epochs=3)
     km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path)], epochs=2)
     (data_file,) = (tmp_path / "1" / "pytree" / "d").iterdir()
-    content = bytearray(data_file.read_bytes())
-    content[len(content) // 2] ^= 1
-    data_file.write_bytes(content)
+    flip(data_file)
     with pytest.warns(RuntimeWarning, match="step 1 is damaged"):
         model, history = resume(tmp_path, 3)
     assert history.epoch == [1, 2]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from tests.support.damage import failing_reads
+from tests.support.damage import failing_reads, flip
 from tests.support.replacing import KINDS, replacing
 from tests.support.unchanged import assert_tree, make_steps, tree, unchanged  # noqa: F401 (fixture)
 
@@ -144,9 +144,7 @@ def test_no_load_takes_it(tmp_path, where):
     values = STATE[where].tobytes() if where in STATE else b""
     files = tmp_path.rglob("d/*") if values else [tmp_path / where]
     (file,) = (file for file in files if values in file.read_bytes())
-    data = bytearray(file.read_bytes())
-    data[data.index(values) + 77] ^= 1
-    file.write_bytes(data)
+    flip(file, file.read_bytes().index(values) + 77)
     with pytest.raises(ckpt.CheckpointCorrupt) as caught:
         ckpt.load(tmp_path)
     assert where in (caught.value.leaf, caught.value.file)
@@ -154,10 +152,7 @@ def test_no_load_takes_it(tmp_path, where):
 
 def test_verify_finds_it_in_what_no_load_reads(tmp_path):
     ckpt.save(tmp_path, STATE, overwrite=True)
-    file = tmp_path / "state" / "_METADATA"
-    data = bytearray(file.read_bytes())
-    data[77] ^= 1
-    file.write_bytes(data)
+    flip(tmp_path / "state" / "_METADATA", 77)
     assert [problem.file for problem in ckpt.verify(tmp_path).problems] == ["state/_METADATA"]
 
 

@@ -21,6 +21,7 @@ from orbax.checkpoint import v1 as ocp_v1
 import ckpt_core as ckpt
 from tests.contract.orbax_compat.test_orbax_reads import grain_iterators
 from tests.support import orbax_layouts as layouts
+from tests.support.damage import flip
 from tests.support.orbax import put
 from tests.support.orbax_layouts import make_zoo  # noqa: F401 (fixture)
 from tests.support.same_bits import bits
@@ -275,9 +276,7 @@ def cut_data_files(item: Path):
 def flip_root_node(item: Path):
     """A bit inside the tree of keys at the top, which has checksums of its own."""
     (path,) = (item / "d").iterdir()
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4
-    path.write_bytes(content)
+    flip(path)
 
 
 DAMAGE = {

@@ -16,6 +16,7 @@ import tensorstore as ts
 from orbax.checkpoint import v1 as ocp_v1
 
 import ckpt_core as ckpt
+from tests.support.damage import flip
 from tests.support.orbax_layouts import data_files
 from tests.support.trees import assert_same
 
@@ -234,10 +235,6 @@ def test_damaged_crc_codec_is_corrupt(tmp_path):
     value = np.arange(4096, dtype=np.float32)
     item = write_by_hand(tmp_path / "item", [(("w",), value)], codecs=[LITTLE, CRC])
     path = data_files(item)[0]
-    content = bytearray(path.read_bytes())
-    position = content.find(value[1000:1010].tobytes())
-    assert position >= 0
-    content[position] ^= 1
-    path.write_bytes(content)
+    flip(path, path.read_bytes().index(value[1000:1010].tobytes()))
     with pytest.raises(ckpt.CheckpointCorrupt, match="w"):
         ckpt.load(item)

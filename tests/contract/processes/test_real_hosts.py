@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support import hosts
+from tests.support.damage import flip
 from tests.support.hosts import Hosts, Job
 from tests.support.launch import PRELUDE
 from tests.support.local_tiers import ON_ALL
@@ -227,9 +228,7 @@ class Campaign:
         if kind == "flipped":
             files = [one for one in fast.rglob("d/*") if one.is_file() and one.stat().st_size > 100]
             for file in self.chance.sample(sorted(files), min(3, len(files))):
-                data = bytearray(file.read_bytes())
-                data[len(data) // 2] ^= 1
-                file.write_bytes(data)
+                flip(file)
         self.harmed += kind.endswith("lost") or kind == "flipped"
 
     def _story(self, said: list[dict[str, Any]], what: str) -> str:
