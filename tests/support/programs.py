@@ -17,7 +17,6 @@ from tests.support.ports import free_port
 
 LIMIT_SECS = 300.0
 PORTS = EXAMPLES / "ports"
-
 _PRELUDE = """
 import builtins, os, signal, sys
 
@@ -88,11 +87,7 @@ def forms_of(port: str) -> dict[str, str]:
 
 
 def patched(text: str, diff: str) -> str:
-    """The text after the hunks of a diff.
-
-    Raises:
-        AssertionError: what a hunk takes away is not there, or more than once.
-    """
+    """The text after the hunks of a diff; AssertionError if what a hunk takes away is not there, or more than once."""
     for hunk in re.split(r"^@@.*\n", diff, flags=re.M)[1:]:
         lines = hunk.splitlines(keepends=True)
         old = "".join(line[1:] or "\n" for line in lines if line[0] in " -\n")
@@ -119,16 +114,9 @@ class Ended:
 
 
 class Program:
-    """One program of ``examples/ports``, in its three forms.
-
-    Args:
-        port: its name.
-        result: an expression of the state that the program ends with.
-        place: a directory for caches, logs and runs.
-        devices: of each process.
-        processes: how many.
-        more: arguments of the native form, after the directory.
-        with_orbax: the form with one import changed needs Orbax, too.
+    """The program ``port`` of ``examples/ports``, in its three forms; ``result`` is an expression of the state that it ends with.
+    Caches, logs and runs lie in ``place``. The native form gets ``more`` arguments after the directory; ``with_orbax``: the form
+    with one import changed needs Orbax, too.
     """
 
     def __init__(
@@ -153,12 +141,8 @@ class Program:
         self._runs = 0
 
     def run(self, form: str, directory: Path, kill: Kill | None = None) -> list[Ended]:
-        """Runs a form to its end, or until it is killed; what each process has done.
-
-        Args:
-            form: "theirs", "face" or "native".
-            directory: of the run.
-            kill: of the last process; the others are killed when it is dead.
+        """Runs a form ("theirs", "face" or "native") to its end, or until the last process is killed, and then the others; what each
+        process has done.
         """
         self._runs += 1
         port, code = str(free_port()), _PRELUDE + self._forms[form] + self._end

@@ -20,7 +20,6 @@ from tests.contract.faults.child import cut_power
 from tests.contract.faults.harness import RUN, Outcome, environment, request_of
 
 pytestmark = pytest.mark.faults
-
 _IMAGE_BYTES = 96 * 2**20
 
 
