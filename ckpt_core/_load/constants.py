@@ -5,6 +5,7 @@ functions), static values, and settings of jax. The target supplies them.
 from __future__ import annotations
 
 import difflib
+import itertools
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,6 @@ from ckpt_core._adapters import SavedDict
 from ckpt_core._errors import Mismatch, StructureMismatch
 from ckpt_core._lazy import JAX_SETTINGS, jax
 from ckpt_core._load.request import Request
-from ckpt_core._load.targets import SavedLeaf
 from ckpt_core._saved import SavedItem
 from ckpt_core._tree import (
     LEAF,
@@ -44,7 +44,7 @@ _ABSENT: tuple[()] = ()
 def unread(
     item: SavedItem, dicts: dict[Path, tuple[Node, int]], path: Path, request: Request
 ) -> Any:
-    """What was saved for a path of the target, for ``wanted`` of an adapter: a ``SavedLeaf`` for each leaf; of a live object with
+    """What was saved for a path of the target, for ``wanted`` of an adapter: a ``LeafSpec`` for each leaf; of a live object with
     what was recorded beside its state. None inside of the item where no dict was saved, or with ``only=`` or
     ``missing="keep"``. ``dicts`` keeps them, with their first leaves.
     """
@@ -63,8 +63,7 @@ def unread(
     root, start = dicts.get(tuple(map(str, path)), (None, 0)) if path else (item.root, 0)
     if root is None:
         return None
-    leaves = (SavedLeaf(item.specs[at]) for at in range(start, len(item.specs)))
-    tree = unflatten(root, leaves)
+    tree = unflatten(root, itertools.islice(item.specs, start, None))
     if root.kind == "dict" and root.static:
         tree = SavedDict(tree)
         tree.constants = compared_values(root.static)
@@ -179,17 +178,18 @@ def refuse_without_functions(item: SavedItem, root: Node) -> None:
 
 def with_functions_of(live: Node, saved: Node) -> Node:
     """The saved structure, with the functions of the ``live`` structure at the same paths."""
-    return _filled(saved, {path: node for path, node in nodes_in(live) if node.kind == "code"}, ())
+    known = {path: node for path, node in nodes_in(live) if node.kind == "code"}
 
+    def filled(root: Node, path: Path) -> Node:
+        if root.kind == "code":
+            return known.get(path, root)
+        children = tuple(
+            child if child is LEAF else filled(child, (*path, key))
+            for key, child in zip(root.keys, root.children, strict=True)
+        )
+        return replace(root, children=children) if children else root
 
-def _filled(root: Node, known: Mapping[Path, Node], path: Path) -> Node:
-    if root.kind == "code":
-        return known.get(path, root)
-    children = tuple(
-        child if child is LEAF else _filled(child, known, (*path, key))
-        for key, child in zip(root.keys, root.children, strict=True)
-    )
-    return replace(root, children=children) if children else root
+    return filled(saved, ())
 
 
 def without_static(root: Node) -> Node:

@@ -19,7 +19,7 @@ from ckpt_core._load.matching import item_meant, plan_item
 from ckpt_core._load.plans import ItemPlan
 from ckpt_core._load.renames import refuse_mismatches
 from ckpt_core._load.request import NOT_PASSED, Request
-from ckpt_core._load.targets import SavedLeaf, value_of
+from ckpt_core._load.targets import value_of
 from ckpt_core._operation import Operation
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes, this_run
@@ -36,7 +36,7 @@ from ckpt_core._saved import (
 )
 from ckpt_core._storage import StoreContext, new_context
 from ckpt_core._tree import format_path
-from ckpt_core._tree.leaves import CHANGEABLE_KINDS, TEXT_KINDS, from_text
+from ckpt_core._tree.leaves import CHANGEABLE_KINDS, TEXT_KINDS, LeafSpec, from_text
 from ckpt_core._tree.patterns import advice_on_pattern, idle_patterns
 from ckpt_core._words import some
 
@@ -76,7 +76,14 @@ def run(opening: Opening, request: Request, step: int | None = None) -> Loaded:
                     if agreement is not None:
                         reading = agreement.planned(checkpoint, plans)
                     if operation.listener is not None:
-                        operation.total_bytes = _bytes_of(plans)
+                        read = (
+                            (plan.item.specs, want.leaf)
+                            for plan in plans
+                            for want in plan.wants.values()
+                        )
+                        operation.total_bytes = sum(
+                            specs[leaf].stored_bytes for specs, leaf in read
+                        )
                     if in_place is not None:
                         in_place.begin(plans)
                     how = request, context, operation, reading, in_place
@@ -124,7 +131,7 @@ def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> d
         name: plan_item(checkpoint, saved, target, request, context)
         for name, (saved, target) in chosen.items()
     }
-    plans = list(named.values())
+    plans = [*named.values()]
     if request.restores:
         refuse_twice(request.target, [plan.live for plan in plans], _ONCE)
     if request.select:  # a pattern that fits nothing is why shapes differ
@@ -143,12 +150,6 @@ def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> d
         loads = (at is not None for plan in plans for at in plan.positions)
         _check_patterns(checkpoint, plans, "only", request.only, any(loads))
     return named
-
-
-def _bytes_of(plans: Sequence[ItemPlan]) -> int:
-    """How many bytes are stored of what is read."""
-    read = ((plan.item.specs, want.leaf) for plan in plans for want in plan.wants.values())
-    return sum(specs[leaf].stored_bytes for specs, leaf in read)
 
 
 def _read(
@@ -211,13 +212,12 @@ def _share(checkpoint: Checkpoint, plans: Sequence[ItemPlan], leaves: list[list[
             spec = plan.wants[result].spec if result in plan.wants else None
             if spec is None or spec.kind in CHANGEABLE_KINDS:
                 held = plan.kept[result]
-                one = None if isinstance(held, SavedLeaf) else held  # which is what was saved
+                one = None if isinstance(held, LeafSpec) else held  # which is what was saved
                 of_plan[result] = firsts.setdefault(id(one), of_plan[result])
 
 
 _MOST_STATE_DEPTH = 100
 """The states of random generators, which are stored as JSON in a text, are nested less deep."""
-_NO_SUCH_TEXT = (AttributeError, ValueError, TypeError, KeyError, OverflowError)
 
 
 def _read_texts(checkpoint: Checkpoint, plan: ItemPlan, leaves: list[Any]) -> None:
@@ -233,9 +233,7 @@ def _read_texts(checkpoint: Checkpoint, plan: ItemPlan, leaves: list[Any]) -> No
             data = stored.encode(errors="surrogatepass")
             refuse_deep(data, orbax_write.STRINGS_FILE, error, _MOST_STATE_DEPTH)
             raise
-        except _NO_SUCH_TEXT as error:
-            if isinstance(error, CheckpointError):
-                raise
+        except (AttributeError, ValueError, TypeError, KeyError, OverflowError) as error:
             raise CheckpointCorrupt(
                 f"leaf {where}: its text cannot be read: {error}", leaf=where
             ) from error
@@ -246,8 +244,7 @@ def _watched(checkpoint: Checkpoint, options: Options, step: int | None) -> Gene
     """While the block runs, locks the checkpoint against deletion; sends the events of the restore. The block adds the bytes
     that it reads to the operation. Raises CheckpointNotFound if the checkpoint was deleted or replaced after it was opened.
     """
-    reporting = options.report_secs, options.on_event
-    operation = Operation("load", checkpoint.path, step, *reporting)
+    operation = Operation("load", checkpoint.path, step, options.report_secs, options.on_event)
     operation.happened("restore_started")
     try:
         with operation.watched("reading"), checkpoint.held():

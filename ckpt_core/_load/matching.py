@@ -20,7 +20,6 @@ from ckpt_core._load.renames import renamed_names, under_wanted_paths
 from ckpt_core._load.request import NOT_PASSED, Request
 from ckpt_core._load.targets import (
     PYTHON_NUMBERS,
-    SavedLeaf,
     TargetTree,
     check_room,
     is_deleted,
@@ -318,12 +317,12 @@ def _refuse_abstract_kept(
 ) -> None:
     """Adds to ``found`` a mismatch for each leaf that must come from the checkpoint and is missing there: abstract leaves and
     deleted arrays hold no value to keep. With ``only=`` (not ``everything``) abstract leaves may stay abstract, but not one
-    that an adapter wants as it was saved (``SavedLeaf``).
+    that an adapter wants as it was saved (``LeafSpec``).
     """
     places = {
         entry.path: at for at, entry in enumerate(found.mismatches) if entry.kind == "missing"
     }
-    without_value = (SavedLeaf, jax.ShapeDtypeStruct) if everything else SavedLeaf
+    without_value = (LeafSpec, jax.ShapeDtypeStruct) if everything else LeafSpec
     leaves = zip(wanted.flat.paths, wanted.leaves, wanted.specs, found.source, strict=True)
     for path, leaf, spec, source in leaves:
         if source is not None:
@@ -376,22 +375,18 @@ def copier(like: Any, item: str = "") -> Callable[[Any], Any]:
                 copies = copy_all(originals) if copy_all else [None] * len(originals)
                 for (path, one), copied in zip(found.values(), copies, strict=True):
                     if copied is None:
-                        raise _not_copied(path, one, item)
+                        where, name = format_path(path), type(one).__name__
+                        as_item = item if item.isidentifier() else "state"
+                        raise UnsupportedLeaf(
+                            f"{where}: load changes nothing that it is given, and {with_article(name)} cannot be copied. To "
+                            f"set it in place, use restore(path, {as_item}=...); to get only the saved values, leave it out of like",
+                            leaf=where,
+                            type_name=name,
+                        )
                     made[id(one)] = copied
         return made[id(obj)]
 
     return copy
-
-
-def _not_copied(path: Path, obj: Any, item: str) -> UnsupportedLeaf:
-    where, name = format_path(path), type(obj).__name__
-    item = item if item.isidentifier() else "state"
-    return UnsupportedLeaf(
-        f"{where}: load changes nothing that it is given, and {with_article(name)} cannot be copied. To set it in place, "
-        f"use restore(path, {item}=...); to get only the saved values, leave it out of like",
-        leaf=where,
-        type_name=name,
-    )
 
 
 def detached(like: Any) -> Any:

@@ -82,11 +82,6 @@ def pruned(node: Node, keep: set[int], counter: Iterator[int] | None = None) -> 
         kept = pruned(child, keep, counter)
         if kept is not None:
             left.append((key, kept))
-    return _remaining(node, left)
-
-
-def _remaining(node: Node, left: list[tuple[Key, Node]]) -> Node | None:
-    """The container with the children that are left; None if none of them has a leaf."""
     if len(left) == len(node.children) and not wraps_any(node):
         return replace(node, children=tuple(child for _, child in left), make=None)
     if not any(child.kind != "none" for _, child in left):

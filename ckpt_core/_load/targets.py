@@ -19,7 +19,7 @@ from ckpt_core._read import Array, Want
 from ckpt_core._results import LeafInfo
 from ckpt_core._saved import SavedItem
 from ckpt_core._tree import FlatTree, Path, format_path
-from ckpt_core._tree.casts import casts_at_once, converted
+from ckpt_core._tree.casts import casts_at_once, converted, family
 from ckpt_core._tree.leaves import (
     LeafSpec,
     as_abstract,
@@ -34,19 +34,10 @@ _NUMBERS = ("jax", "numpy", "numpy_scalar")
 _SIXTY_FOUR = frozenset({"int64", "uint64", "float64", "complex128"})
 
 
-class SavedLeaf:
-    """Description of a saved leaf that is not read yet, with ``kind``, ``shape`` and ``dtype`` of its ``LeafSpec``. An
-    adapter's ``wanted`` gets a pytree of these; each one that it returns is loaded as it was saved.
-    """
-
-    __slots__ = ("dtype", "kind", "shape")
-
-    def __init__(self, spec: LeafSpec) -> None:
-        self.kind, self.shape, self.dtype = spec.kind, spec.shape, spec.dtype
-
-
-_ORDINARY = (int, float, bool, complex, str, bytes, np.ndarray, np.generic, SavedLeaf)
-"""Leaves of targets that are taken as they are, beside those of jax."""
+_ORDINARY = (int, float, bool, complex, str, bytes, np.ndarray, np.generic, LeafSpec)
+"""Leaves of targets that are taken as they are, beside those of jax. An adapter's ``wanted`` gets a pytree of ``LeafSpec``;
+each one that it returns is loaded as it was saved.
+"""
 
 
 @dataclass(frozen=True)
@@ -67,7 +58,7 @@ class TargetTree:
         ordinary = (jax.Array, jax.ShapeDtypeStruct, *_ORDINARY)
         if any(not issubclass(kind, ordinary) for kind in set(map(type, leaves))):
             leaves = [
-                SavedLeaf(LeafSpec(leaf.kind, leaf.dtype, leaf.shape))
+                LeafSpec(leaf.kind, leaf.dtype, leaf.shape)
                 if isinstance(leaf, LeafInfo) and leaf.kind != "jax"
                 else as_abstract(leaf)
                 for leaf in leaves
@@ -80,7 +71,7 @@ def _wanted_spec(path: Path, leaf: Any) -> LeafSpec | None:
     """Kind, dtype and shape that a leaf of a target asks for; None for one that is wanted as it was saved. Raises UnsupportedLeaf
     if it is traced, or of a type that no checkpoint can hold.
     """
-    if isinstance(leaf, SavedLeaf) or leaf is ...:
+    if isinstance(leaf, LeafSpec) or leaf is ...:
         return None
     try:
         return describe(leaf, path)
@@ -243,21 +234,12 @@ def kind_of_result(saved: LeafSpec, wanted: LeafSpec) -> LeafSpec:
     """
     if saved.kind not in _NUMBERS:
         return wanted
-    kinds = {_family(saved.numpy_dtype), _family(wanted.numpy_dtype)}
-    if len(kinds) == 1:
+    if family(saved.dtype) == family(wanted.dtype):
         return saved
     dtype = wanted.numpy_dtype  # the caller passed cast=True, else matching would have failed
     if saved.kind == "jax":
         dtype = np.dtype(jax.dtypes.canonicalize_dtype(dtype))
     return LeafSpec(saved.kind, dtype.name, saved.shape)
-
-
-def _family(dtype: np.dtype[Any]) -> str:
-    """The Python number type that a dtype fits: integer, floating, complex, or the dtype itself."""
-    for family in (np.integer, np.floating, np.complexfloating):
-        if jax.dtypes.issubdtype(dtype, family):
-            return family.__name__
-    return dtype.name
 
 
 def _saved_sharding(item: SavedItem, position: int, mesh: Any = None) -> Any:
