@@ -96,8 +96,7 @@ class StoredTensors:
         self.codecs: list[str | None] = [None] * len(item.specs)
 
     def find(self, leaf: int, key: str, chunk_bytes: int) -> Chunk:
-        place = Extent(self._item.files[leaf], self._item.offsets[leaf], chunk_bytes)
-        return Chunk(key, place)
+        return Chunk(key, Extent(self._item.files[leaf], self._item.offsets[leaf], chunk_bytes))
 
     def corrupt(self, leaf: int, what: str, file: str | None = None) -> CheckpointCorrupt:
         where, file = format_path(self._item.paths[leaf]), self._item.files[leaf]
@@ -231,8 +230,10 @@ class ExtentReader:
         jobs: list[Job] = []
         for want in batch:
             parts = self._plan_one_chunk(want, small, jobs)
-            if parts is None:
-                parts = self._plan_regions(want, jobs)
+            if parts is None:  # each block is read once for all regions
+                found = self._find_all(want.leaf, want.regions)  # before there is memory for it
+                parts = buffers(want, self._specs[want.leaf].numpy_dtype)
+                jobs += self._jobs(want.leaf, list(parts.items()), found)
             planned.append((want, parts))
         for file, reads in small.items():
             jobs.extend(self._joined(file, reads))
@@ -312,21 +313,13 @@ class ExtentReader:
         self, leaf: int, file: str, data: Array, crc: int | None, parts: dict[Region, Array]
     ) -> None:
         """Verifies the bytes of a small array, and copies them to where they belong."""
-        if crc is not None and crc_of(data) != crc:
-            raise self._damaged(leaf, file)
+        self._check(leaf, file, data, crc)
         spec = self._specs[leaf]
         first = next(iter(parts.values()))
         if first.dtype == spec.numpy_dtype and first.shape == spec.stored_shape:
             first.reshape(-1).view(np.uint8)[:] = data
             return
         take(data.copy().view(spec.numpy_dtype).reshape(spec.stored_shape), list(parts.items()))
-
-    def _plan_regions(self, want: Want, jobs: list[Job]) -> dict[Region, Array]:
-        """Buffers for a leaf's regions; adds jobs that read each block once for all regions."""
-        found = self._find_all(want.leaf, want.regions)  # before there is memory for it
-        parts = buffers(want, self._specs[want.leaf].numpy_dtype)
-        jobs += self._jobs(want.leaf, list(parts.items()), found)
-        return parts
 
     def jobs(self, leaf: int, shares: Sequence[Share]) -> Iterator[Job]:
         """Jobs that read what the shares, of regions of an array, need; each part once for all of them."""
@@ -393,8 +386,7 @@ class ExtentReader:
         """
         if not extent.file:
             target[:] = np.frombuffer(extent.value, np.uint8)[offset : offset + target.size]
-            if crc is not None:
-                self._check(leaf, INDEX_FILE, target, crc)
+            self._check(leaf, INDEX_FILE, target, crc)
             return
         files, found = self._stored.files, 0
         end = extent.offset + offset + target.size
@@ -408,9 +400,9 @@ class ExtentReader:
         if crc is not None and found != crc:
             raise self._damaged(leaf, extent.file)
 
-    def _check(self, leaf: int, file: str | None, data: Array, crc: int) -> None:
-        """Raises CheckpointCorrupt if the checksum of ``data`` is not ``crc``."""
-        if crc_of(data) != crc:
+    def _check(self, leaf: int, file: str | None, data: Array, crc: int | None) -> None:
+        """Raises CheckpointCorrupt if the checksum of ``data`` is not ``crc``; None: there is none."""
+        if crc is not None and crc_of(data) != crc:
             raise self._damaged(leaf, file)
 
     def _damaged(self, leaf: int, file: str | None) -> CheckpointCorrupt:

@@ -120,7 +120,7 @@ def _reader(
         assert not isinstance(reader, DerivedReader)
         return DerivedReader(reader, item)
     if isinstance(item, OrbaxItem):
-        return stack.enter_context(contextlib.closing(OrbaxReader(checkpoint, item, context)))
+        return OrbaxReader(checkpoint, item)
 
     def files_in(location: Location, sizes_bytes: Mapping[str, int]) -> DataFiles | StoreFiles:
         if location.local:

@@ -19,7 +19,7 @@ from ckpt_core._format.rules import Rule
 from ckpt_core._format.untrusted import most_bytes, parse_json
 from ckpt_core._layout.chunks import chunk_count
 from ckpt_core._layout.regions import whole
-from ckpt_core._storage import Location
+from ckpt_core._storage import ForeignArray, Location
 from ckpt_core._tree import LEAF, Node, Path, array_name, format_path
 from ckpt_core._tree.leaves import LeafSpec
 
@@ -76,9 +76,10 @@ class NativeItem(SavedItem):
 
 @dataclass(frozen=True)
 class OrbaxItem(SavedItem):
-    """An item that Orbax wrote; ``specs`` is empty until its arrays have been opened."""
+    """An item that Orbax wrote; ``specs`` and ``arrays`` are empty until its arrays have been opened."""
 
     tree: OrbaxTree | None = None  # how the pytree is stored; None if the item is none
+    arrays: Mapping[str, ForeignArray] = field(default_factory=dict[str, ForeignArray])
     value: Any = None  # of a ``json`` item
 
 
