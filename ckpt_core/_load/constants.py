@@ -7,7 +7,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -117,7 +117,13 @@ def compare(
             )
             (found.mismatches if is_grave and custom else others).append(mismatch)
     if others and not found.mismatches:
-        _warn(others)
+        shown = some([*map(str, others)], "; ")
+        warnings.warn(
+            f"{shown}. Such values are no state that could be restored: those of the target stay. Set them "
+            'yourself if they matter, or pass static="target" to load or restore if they are meant to differ',
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def _functions(
@@ -278,17 +284,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(map(_shown, value))})"
     return " ".join(map(str, value)) if isinstance(value, list) else repr(value)
-
-
-def _warn(differing: Sequence[Mismatch]) -> None:
-    """Warns of static values that the target keeps, though others were saved, and that are no mismatch."""
-    shown = some([*map(str, differing)], "; ")
-    warnings.warn(
-        f"{shown}. Such values are no state that could be restored: those of the target stay. Set them "
-        'yourself if they matter, or pass static="target" to load or restore if they are meant to differ',
-        UserWarning,
-        stacklevel=2,
-    )
 
 
 def warn_of_settings(saved: Mapping[str, Any]) -> None:

@@ -114,20 +114,13 @@ def _idle_renames(
         for path in (*item.paths, *(path for path, _ in nodes_in(item.root)))
     )
     idle = rules.rename.idle(itertools.chain(found, *map(_spellings, items)))
-    return [entry for entry in idle if not any(_fits_by_adapter(entry, plan) for plan in plans)]
-
-
-def _fits_by_adapter(entry: Idle, plan: ItemPlan) -> bool:
-    """Whether the target, or its adapter, understands an entry that is no prefix of a saved path. The adapter for Keras, for
-    one, has names in the middle of paths.
-    """
-    live = plan.live
-    if any(entry.old in getattr(obj, "reads_renames", ()) for obj, _ in live):
-        return True
-    adapter = _adapter_of_renames(live)
-    if adapter is None:
-        return False
-    return bool(adapter.renamed({entry.old: entry.new}, list(map(format_path, plan.item.paths))))
+    for plan in plans:  # a target, or its adapter, may understand more: that for Keras has names in the middle of paths
+        known = {name for obj, _ in plan.live for name in getattr(obj, "reads_renames", ())}
+        idle = [entry for entry in idle if entry.old not in known]
+        if (adapter := _adapter_of_renames(plan.live)) is not None:
+            paths = list(map(format_path, plan.item.paths))
+            idle = [entry for entry in idle if not adapter.renamed({entry.old: entry.new}, paths)]
+    return idle
 
 
 def refuse_mismatches(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request: Request) -> None:

@@ -102,10 +102,8 @@ class DerivedItem(SavedItem):
 
     def as_stored(self, leaf: int) -> int | None:
         """Position in ``base`` of a leaf that is stored as it is; None for any other."""
-        recipe = self.recipes[leaf]
-        return (
-            recipe.first if recipe.is_all_of(self.base.specs[recipe.first].stored_shape) else None
-        )
+        recipe, first = self.recipes[leaf], self.recipes[leaf].first
+        return first if recipe.is_all_of(self.base.specs[first].stored_shape) else None
 
 
 @dataclass(frozen=True)
@@ -140,8 +138,12 @@ class Checkpoint:
         """
         data = self.backend.read(self.path, name, most_bytes(name))
         if data is None:
-            raise CheckpointCorrupt(f"{self.path}: file {name} is missing", file=name, leaf=leaf)
+            raise self.corrupt(name, "is missing", leaf)
         return data
+
+    def corrupt(self, name: str, what: str, leaf: str | None = None) -> CheckpointCorrupt:
+        """The error for a file of the checkpoint."""
+        return CheckpointCorrupt(f"{self.path}: file {name} {what}", file=name, leaf=leaf)
 
     def held(self) -> contextlib.AbstractContextManager[None]:
         """Keeps the checkpoint from being deleted while the block runs; does nothing for one of Orbax, which has no ckpt.json
@@ -171,18 +173,13 @@ class NativeCheckpoint(Checkpoint):
         """A file's bytes, verified against size and CRC32 in the record."""
         expected = self.record.files.get(name)
         if expected is None:
-            raise CheckpointCorrupt(
-                f"{self.path}: file {name} was never saved", file=name, leaf=leaf
-            )
+            raise self.corrupt(name, "was never saved", leaf)
         data = self.read_unverified(name, min(most_bytes(name), expected.size_bytes))
         if data is None:
-            raise CheckpointCorrupt(f"{self.path}: file {name} is missing", file=name, leaf=leaf)
+            raise self.corrupt(name, "is missing", leaf)
         if expected.size_bytes != len(data) or expected.crc32 != zlib.crc32(data):
-            raise CheckpointCorrupt(
-                f"{self.path}: file {name} is damaged: its checksum differs from that of the save",
-                file=name,
-                leaf=leaf,
-            )
+            what = "is damaged: its checksum differs from that of the save"
+            raise self.corrupt(name, what, leaf)
         return data
 
     def read_unverified(self, name: str, limit_bytes: int | None) -> bytes | None:
