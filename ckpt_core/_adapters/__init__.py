@@ -381,20 +381,16 @@ def refuse_twice(
         here = set[int]()
         for obj, may_repeat in live:
             if first_of.setdefault(id(obj), name) != name or (id(obj) in here and not may_repeat):
-                raise _one_object_twice(items, obj, advice)
+                places = [
+                    "/".join([item, *([format_path(path)] if path else [])])
+                    for item, tree in items.items()
+                    for path, found in live_objects(tree)
+                    if found is obj
+                ]
+                kind = type(obj).__name__
+                raise UnsupportedLeaf(
+                    f"{' and '.join(places)} are one and the same live {kind}: it cannot hold what was saved under each. {advice}",
+                    leaf=places[-1] if places else None,
+                    type_name=kind,
+                )
             here.add(id(obj))
-
-
-def _one_object_twice(items: Mapping[str, Any], obj: Any, advice: str) -> UnsupportedLeaf:
-    places = [
-        "/".join([name, *([format_path(path)] if path else [])])
-        for name, item in items.items()
-        for path, found in live_objects(item)
-        if found is obj
-    ]
-    name = type(obj).__name__
-    return UnsupportedLeaf(
-        f"{' and '.join(places)} are one and the same live {name}: it cannot hold what was saved under each. {advice}",
-        leaf=places[-1] if places else None,
-        type_name=name,
-    )

@@ -60,6 +60,7 @@ def describe_sharding(sharding: Any) -> dict[str, Any] | None:
     """The sharding as JSON in Orbax's form; None for types that Orbax does not support."""
     if isinstance(sharding, jax.sharding.NamedSharding):
         mesh: Any = sharding.mesh
+        ids = np.vectorize(lambda device: {"id": int(device.id)}, otypes=[object])
         described: dict[str, Any] = {
             "sharding_type": "NamedSharding",
             "shape": list(mesh.devices.shape),
@@ -68,7 +69,7 @@ def describe_sharding(sharding: Any) -> dict[str, Any] | None:
             "partition_spec": [
                 list(part) if isinstance(part, tuple) else part for part in sharding.spec
             ],
-            "device_mesh": {"mesh": _nested_ids(mesh.devices)},
+            "device_mesh": {"mesh": ids(mesh.devices).tolist()},
         }
         return described | _memory_kind(sharding)
     if isinstance(sharding, jax.sharding.SingleDeviceSharding):
@@ -81,10 +82,6 @@ def describe_sharding(sharding: Any) -> dict[str, Any] | None:
 def _memory_kind(sharding: Any) -> dict[str, Any]:
     kind = sharding.memory_kind
     return {} if kind in (None, "device") else {"memory_kind": kind}
-
-
-def _nested_ids(devices: Any) -> Any:
-    return np.vectorize(lambda device: {"id": int(device.id)}, otypes=[object])(devices).tolist()
 
 
 def rebuild_sharding(

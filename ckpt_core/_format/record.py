@@ -236,9 +236,10 @@ def _dump_item(item: ItemRecord) -> dict[str, Any]:
         ],
         "leaves": [position[id(leaf)] for leaf in item.leaves],
         "shardings": item.shardings,
-        **({"notes": item.notes} if item.notes else {}),  # since 0.2
-        **({"statics": statics} if statics else {}),  # since 0.2
-        **({"shared": item.shared} if item.shared else {}),  # since 0.2
+        # since 0.2
+        **({"notes": item.notes} if item.notes else {}),
+        **({"statics": statics} if statics else {}),
+        **({"shared": item.shared} if item.shared else {}),
     }
 
 
@@ -287,11 +288,9 @@ def load_record(data: bytes) -> Record:
             packed=base64.b64decode(value.get("small_files", ""), validate=True),  # since 0.2
             part=Part.load(value["part"]) if "part" in value else None,  # since 0.2
             parent=(int(parent[0]), str(parent[1])) if parent else None,
-            shared=_checked_across(
-                value["shared"], {name: item.leaves for name, item in items.items()}
-            )
-            if "shared" in value
-            else (),  # since 0.2
+            shared=_checked_shared(
+                value.get("shared", ()), {name: item.leaves for name, item in items.items()}
+            ),  # since 0.2
         )
     except (CheckpointCorrupt, NewerFormat):
         raise
@@ -325,6 +324,7 @@ def _load_item(value: dict[str, Any], version: int, bounds: TreeBounds) -> ItemR
     count = value["process_count"]
     if type(count) is not int or not 1 <= count <= _MAX_PROCESSES:
         raise ValueError(f"impossible number of processes {count!r}")
+    within = [[("", at) for at in group] for group in value.get("shared", ())]
     return ItemRecord(
         form=value["form"],
         tree=root,
@@ -333,7 +333,9 @@ def _load_item(value: dict[str, Any], version: int, bounds: TreeBounds) -> ItemR
         shardings=shardings,
         process_count=count,
         notes=tuple(map(file_name, value.get("notes", ()))),
-        shared=_checked_shared(value["shared"], leaves) if "shared" in value else (),
+        shared=tuple(
+            tuple(at for _, at in group) for group in _checked_shared(within, {"": leaves})
+        ),
     )
 
 
@@ -402,18 +404,10 @@ def _checked_leaf(
     return LeafRecord(spec, chunk, sharding, codec)
 
 
-def _checked_shared(value: Any, leaves: Sequence[LeafRecord]) -> tuple[tuple[int, ...], ...]:
-    """The groups of leaves that were one object; raises ValueError or TypeError if ckpt did not write them."""
-    groups = _checked_across(
-        [[("", position) for position in group] for group in value], {"": leaves}
-    )
-    return tuple(tuple(position for _, position in group) for group in groups)
-
-
-def _checked_across(
+def _checked_shared(
     value: Any, leaves: Mapping[str, Sequence[LeafRecord]]
 ) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """The groups of leaves of several items that were one object, from the record; raises as ``_checked_shared``."""
+    """The groups of leaves that were one object, as item and position; raises ValueError or TypeError if ckpt did not write them."""
     groups = tuple(tuple((item, position) for item, position in group) for group in value)
     places = [place for group in groups for place in group]
     if any(item not in leaves for item, _ in places):

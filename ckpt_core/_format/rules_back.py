@@ -9,7 +9,7 @@ import numpy as np
 
 from ckpt_core._errors import CheckpointError, Mismatch, StructureMismatch
 from ckpt_core._format.recipes import View
-from ckpt_core._format.rules import Rule, dimensions, pattern_of, resized, view_of, with_places
+from ckpt_core._format.rules import Rule, dimensions, fits, resized, view_of, with_places
 from ckpt_core._tree.leaves import LeafSpec
 
 _Array = np.ndarray
@@ -52,26 +52,15 @@ def exports(rules: Sequence[Rule], paths: Sequence[str], specs: Sequence[LeafSpe
             "by it, save that, and export it without the rule"
         )
     rules = [rule if rule.joins else replace(rule, axis=0) for rule in rules]
-    patterns = [
-        (number, part, pattern_of(path, "/"))
-        for number, rule in enumerate(rules)
-        for part, path in enumerate(rule.results)
+    found, left = fits([(rule.results, ()) for rule in rules], paths, "/")
+    at = {path: leaf for leaf, path in enumerate(paths)}
+    made = [
+        Export(path.replace("/", "."), specs[at[path]].dtype, specs[at[path]].shape, (at[path],))
+        for path in left
     ]
-    found: dict[tuple[int, tuple[tuple[str, str], ...]], dict[int, int]] = {}
-    made: list[Export] = []
-    for leaf, path in enumerate(paths):
-        for number, part, pattern in patterns:
-            fitting = pattern.fullmatch(path)
-            if fitting is not None:
-                fixed = tuple(sorted(fitting.groupdict().items()))
-                found.setdefault((number, fixed), {})[part] = leaf
-                break
-        else:
-            spec = specs[leaf]
-            made.append(Export(path.replace("/", "."), spec.dtype, spec.shape, (leaf,)))
     problems: list[Mismatch] = []
-    for (number, fixed), leaves in found.items():
-        rule = rules[number]
+    for (number, fixed), names in found.items():
+        rule, leaves = rules[number], {part: at[name] for (_, part), name in names.items()}
         wrong = _problem(rule, [leaves.get(n) for n in range(len(rule.results))], paths, specs)
         if wrong is None:
             members = tuple(leaves[n] for n in range(len(rule.results)))

@@ -21,7 +21,7 @@ from ckpt_core._options import (
 )
 from ckpt_core._processes import Round
 from ckpt_core._tree.leaves import LeafSpec, dtype_from_name
-from ckpt_core._tree.match import MatchRules, renamer
+from ckpt_core._tree.match import MatchRules, Renames
 from ckpt_core._tree.patterns import read_again
 from ckpt_core.arguments import an, check_flags, is_flag, meant
 
@@ -134,11 +134,14 @@ def make_request(
         raise TypeError(
             "as_numpy=True cannot be combined with like or sharding=: both say where arrays go"
         )
-    rename_path = None if rename is None else renamer(rename)
     asks = cast is not False or (missing, unexpected) != ("error", "error")
     return Request(
         MatchRules(
-            rename_path, bool(cast) and like is not None, missing, unexpected, static=static
+            Renames(rename) if isinstance(rename, Mapping) else rename,
+            bool(cast) and like is not None,
+            missing,
+            unexpected,
+            static,
         ),
         None if only is None else read_again(only),
         checked_options(options),

@@ -97,7 +97,14 @@ def _open(location: Location, backend: Backend) -> Checkpoint:
     if record is not None:
         return _open_ours(location, backend, record)
     described = backend.read(text, orbax_write.STEP_METADATA)
-    step = _parse_step(described) if described else {}
+    step: dict[str, Any] = {}
+    if described:
+        step = parse_json(described, orbax_write.STEP_METADATA)
+        if not isinstance(step, dict):
+            raise CheckpointCorrupt(
+                f"{orbax_write.STEP_METADATA}: not an object", file=orbax_write.STEP_METADATA
+            )
+        step["custom_metadata"] = step.get("custom_metadata") or {}
     if MARKER in step.get("custom_metadata", {}):
         raise _no_record(text)
     tree = backend.read(text, orbax_write.ITEM_METADATA)
@@ -157,16 +164,6 @@ def _open_ours(location: Location, backend: Backend, data: bytes) -> NativeCheck
         record=record,
         head=data[:_HEAD_BYTES],
     )
-
-
-def _parse_step(data: bytes) -> dict[str, Any]:
-    value = parse_json(data, orbax_write.STEP_METADATA)
-    if not isinstance(value, dict):
-        raise CheckpointCorrupt(
-            f"{orbax_write.STEP_METADATA}: not an object", file=orbax_write.STEP_METADATA
-        )
-    value["custom_metadata"] = value.get("custom_metadata") or {}
-    return value
 
 
 def _open_flat(location: Location, backend: Backend, tree: OrbaxTree) -> Checkpoint:

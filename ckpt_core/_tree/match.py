@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -201,11 +201,6 @@ def positions_of(
     return every if selected is None else [n for n in every if selected(paths[n], specs[n])]
 
 
-def renamer(rename: Mapping[str, str] | Callable[[str], str] | None) -> Callable[[str], str] | None:
-    """The function of saved paths for ``rename=``; a mapping replaces whole leading entries, the longest that matches."""
-    return Renames(rename) if isinstance(rename, Mapping) else rename
-
-
 class Idle(NamedTuple):
     """An entry of ``rename=`` that matches no saved path."""
 
@@ -216,7 +211,9 @@ class Idle(NamedTuple):
 
 
 class Renames:
-    """The rename function of a mapping; see ``renamer``. ``sign`` stands between the entries of a path."""
+    """The function of saved paths for ``rename=`` as a mapping, which replaces whole leading entries, the longest that matches.
+    ``sign`` stands between the entries of a path.
+    """
 
     def __init__(self, rename: Mapping[str, str], sign: str = "/") -> None:
         self._sign = sign
@@ -234,17 +231,12 @@ class Renames:
         """The entries of the mapping that match none of these saved paths."""
         begun: dict[str, None] = {}
         for path in paths:
-            begun |= dict.fromkeys(_beginnings(path, self._sign))
+            while path:
+                begun[path] = None
+                path = path.rpartition(self._sign)[0]
         candidates = list(begun)[:2000]  # difflib compares with each: bounds the time
         return [
             Idle(old, new, nearest(old.strip(self._sign), candidates), new in begun)
             for old, new in self._table
             if old not in begun
         ]
-
-
-def _beginnings(path: str, sign: str) -> Iterator[str]:
-    """A path and its parents: ``a/b/c`` gives ``a/b/c``, ``a/b``, ``a``."""
-    while path:
-        yield path
-        path = path.rpartition(sign)[0]

@@ -45,25 +45,20 @@ def static_text(
             described["fields"] = fields
         else:
             names = _static_names(type(value), tuple(children))
-            described["constants"] = plain_parts(
-                {name: getattr(value, name, ...) for name in names}
-            )
+            parts = {name: getattr(value, name, ...) for name in names}
+            described["constants"] = dict(_plain_parts("", parts, _DEEPEST_PART))
     elif aux is not None and aux is not value:  # names of children say nothing new
         texts = isinstance(aux, (tuple, list)) and all(type(part) is str for part in aux)
         parts = [part for part in aux if part not in children] if texts else aux
-        described["constants"] = plain_parts({"aux_data": parts})
+        described["constants"] = dict(_plain_parts("aux_data", parts, _DEEPEST_PART - 1))
     if names_function and (name := wrapped_name(value)) is not None:
         described["function"] = name
     described = {key: told for key, told in described.items() if told}
     return json.dumps(described, separators=(",", ":")) if described else ""
 
 
-def plain_parts(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The plain values, and the plain parts of containers, dataclasses and objects of numpy, by path; as JSON values."""
-    return dict(_plain_parts("", values, _DEEPEST_PART))
-
-
 def _plain_parts(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    """The plain values, and the plain parts of containers, dataclasses and objects of numpy, by path; as JSON values."""
     if isinstance(value, np.generic):
         value = value.item()
     try:
