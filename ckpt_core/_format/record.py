@@ -135,8 +135,9 @@ class Record:
 
     def where(self, name: str) -> str:
         """Where a file is that does not stand in the record: a path relative to the checkpoint."""
+        is_data = "/d/" in name and not self.is_users(name)
         in_store = self.packed and self.part is None
-        return apart(self.token, name) if in_store and not self._is_data(name) else name
+        return apart(self.token, name) if in_store and not is_data else name
 
     @property
     def beside(self) -> list[str]:
@@ -156,9 +157,6 @@ class Record:
         return frozenset(
             folder_of(name) for name, item in self.items.items() if item.form == "files"
         )
-
-    def _is_data(self, name: str) -> bool:
-        return "/d/" in name and not self.is_users(name)
 
 
 def folder_of(item: str) -> str:

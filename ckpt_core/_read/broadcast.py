@@ -28,6 +28,8 @@ from ckpt_core._read.wants import Array, Want, aligned
 from ckpt_core._saved import Checkpoint, NativeItem, SavedItem
 from ckpt_core._storage import StoreContext
 
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
 _ROUND_BYTES = 64 * MIB
 _SLAB_BYTES = 32 * MIB
 """Larger regions are cut into slabs of whole rows, which their holders read in turns."""
@@ -96,11 +98,10 @@ def read_and_send(
     data, and CheckpointError if an exchange failed.
     """
     limit_bytes = min(_ROUND_BYTES, max(1, options.max_host_bytes // 4))
-    layouts = [_layout(want.sharding, item.specs[want.leaf].shape, process) for want in wants]
     turns = WriterTurns()  # so that all read about the same number of bytes
     rounds = [
         (steps, *_pieces(item, steps, turns))
-        for steps in _rounds(_steps(item, wants, layouts, limit_bytes), limit_bytes)
+        for steps in _rounds(_steps(item, wants, process, limit_bytes), limit_bytes)
     ]
     here: list[Want] = []  # what this process reads
     for steps, shared, alone in rounds:
@@ -117,7 +118,12 @@ def read_and_send(
             agree()
             # sorted: if two groups share processes, these all run the two collectives in one order
             for holders in sorted(shared):
-                _receive(shared[holders], *rooms[holders], holders, read)
+                joined, start = _union(rooms[holders], holders), 0
+                for piece in shared[holders]:
+                    if piece.reader != process:
+                        received = _bytes_of(read[piece.step][piece.part])
+                        received[:] = joined[start : start + piece.size_bytes]
+                    start += piece.size_bytes
             for step, found in zip(steps, read, strict=True):
                 if step.rows is None:
                     yield step.want, found
@@ -152,53 +158,31 @@ def _pieces(
     return shared, alone
 
 
-def _room(
-    pieces: Sequence[_Piece], read: list[dict[Region, Array]], process: int
-) -> tuple[Array, list[Array | None]]:
-    """Memory for one exchange: the bytes of all pieces in order, zeros where another process reads one; and for each piece the
-    buffer that receives it, None if it was read here.
+def _room(pieces: Sequence[_Piece], read: list[dict[Region, Array]], process: int) -> Bytes:
+    """Memory for one exchange: the bytes of all pieces in order, zeros where another process reads one. ``read`` gets a buffer
+    for each of these.
     """
-    filled = _zeroed_lanes(sum(piece.size_bytes for piece in pieces))
-    outs: list[Array | None] = []
-    start = 0
+    filled, start = _zeroed_lanes(sum(piece.size_bytes for piece in pieces)), 0
     for piece in pieces:
+        parts = read[piece.step]
         if piece.reader == process:
-            filled[start : start + piece.size_bytes] = _bytes_of(read[piece.step][piece.part])
-            outs.append(None)
+            filled[start : start + piece.size_bytes] = _bytes_of(parts[piece.part])
         else:
-            outs.append(aligned(region_shape(piece.part), piece.dtype))
+            parts[piece.part] = aligned(region_shape(piece.part), piece.dtype)
         start += piece.size_bytes
-    return filled, outs
-
-
-def _receive(
-    pieces: Sequence[_Piece],
-    filled: Array,
-    outs: Sequence[Array | None],
-    holders: tuple[int, ...],
-    read: list[dict[Region, Array]],
-) -> None:
-    """Runs one exchange, and adds the received pieces to ``read``."""
-    joined, start = _union(filled, holders), 0
-    for piece, out in zip(pieces, outs, strict=True):
-        if out is not None:
-            _bytes_of(out)[:] = joined[start : start + piece.size_bytes]
-            read[piece.step][piece.part] = out
-        start += piece.size_bytes
+    return filled
 
 
 def _bytes_of(array: Array) -> Array:
     return array.reshape(-1).view(np.uint8)
 
 
-def _steps(
-    item: SavedItem, wants: Sequence[Want], layouts: Sequence[_Layout | None], limit_bytes: int
-) -> list[_Step]:
+def _steps(item: SavedItem, wants: Sequence[Want], process: int, limit_bytes: int) -> list[_Step]:
     """The steps of all leaves in order, the same on all processes; a leaf with regions above 32 MiB takes several."""
     steps: list[_Step] = []
-    for want, layout in zip(wants, layouts, strict=True):
+    for want in wants:
         spec = item.specs[want.leaf]
-        if layout is None:
+        if (layout := _layout(want.sharding, spec.shape, process)) is None:
             steps.append(_Step(want, layout, None, True, spec.stored_bytes))
             continue
         # jax shards evenly: all regions have the same shape
@@ -259,8 +243,6 @@ def _put_rows(
 _LANE = np.dtype(np.uint32)
 _SMALLEST_LANES = 1024
 _STEPS_AN_OCTAVE = 8
-
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def _zeroed_lanes(size_bytes: int) -> Bytes:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from ckpt_core._background import Workers
@@ -16,10 +17,9 @@ from ckpt_core._layout.regions import Region, region_size
 from ckpt_core._options import MIB, Options
 from ckpt_core._platform import DIRECT
 from ckpt_core._processes import coordination
-from ckpt_core._read.derived import DerivedReader
 from ckpt_core._read.extents import ExtentReader, StoredChunks, StoredTensors
 from ckpt_core._read.orbax import OrbaxReader
-from ckpt_core._read.wants import Array, Want
+from ckpt_core._read.wants import Array, Job, Reads, Share, Want, buffers
 from ckpt_core._saved import (
     Checkpoint,
     DerivedItem,
@@ -137,6 +137,32 @@ def _reader(
     files = files_in(checkpoint.location / item.directory, checkpoint.sizes_in(item))
     stored = StoredChunks(checkpoint, item, files, wants, options, context)
     return ExtentReader(stored, item.specs)
+
+
+@dataclass(frozen=True)
+class DerivedReader:
+    """Reads an item of rules by ``reader``, which reads arrays as they are stored, each part once for all leaves of a batch."""
+
+    _reader: ExtentReader | OrbaxReader
+    _item: DerivedItem
+
+    def plan(self, batch: list[Want]) -> Reads:
+        """Buffers for a batch, and the jobs that fill them."""
+        item, found, jobs = self._item, dict[int, dict[Region, Array]](), list[Job]()
+        renamed, shares = dict[int, Want](), dict[int, list[Share]]()  # by number; by array
+        for number, want in enumerate(batch):
+            if (stored := item.as_stored(want.leaf)) is not None:
+                renamed[number] = want._replace(leaf=stored)
+                continue
+            found[number] = buffers(want, item.specs[want.leaf].numpy_dtype)
+            for region, buffer in found[number].items():
+                for part, view in item.recipes[want.leaf].takes(region, buffer):
+                    shares.setdefault(part.leaf, []).append((part.region, view))
+        for leaf, of_leaf in shares.items():
+            jobs += self._reader.jobs(leaf, of_leaf)
+        read, more = self._reader.plan([*renamed.values()])
+        found |= zip(renamed, (parts for _, parts in read), strict=True)
+        return [(want, found[number]) for number, want in enumerate(batch)], jobs + more
 
 
 def _batches(
