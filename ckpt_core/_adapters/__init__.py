@@ -373,9 +373,7 @@ def live_objects(tree: Any) -> Sequence[tuple[Path, Any]]:
 def refuse_twice(
     items: Mapping[str, Any], lives: Iterable[Sequence[tuple[Any, bool]]], advice: str
 ) -> None:
-    """Raises UnsupportedLeaf for one live object at two places of the items, but where ``lives`` says that an item may repeat it:
-    the value set last would win silently.
-    """
+    """UnsupportedLeaf for one live object at two places, unless ``lives`` says that it may repeat: the last value would win."""
     first_of: dict[int, str] = {}
     for name, live in zip(items, lives, strict=True):
         here = set[int]()

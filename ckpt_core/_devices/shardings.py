@@ -150,9 +150,7 @@ def local_regions(sharding: Any, shape: Shape) -> list[Region]:
 
 
 def wanted_sharding(leaf: Any) -> Any:
-    """The sharding of a target leaf; None if it is uncommitted or has none. An abstract mesh is replaced by that of
-    ``jax.set_mesh``; ValueError if none with its axes is set.
-    """
+    """The sharding of a target leaf, or None; on an abstract mesh that of ``jax.set_mesh``, or ValueError."""
     if isinstance(leaf, jax.Array):
         return leaf.sharding if getattr(leaf, "committed", True) else None
     sharding: Any = getattr(leaf, "sharding", None)

@@ -42,9 +42,7 @@ _MARKER_VALUE = {"format_version": FORMAT_VERSION, "requires": "ckpt.json"}
 
 
 def check_names(paths: Iterable[Path], stored: Iterable[Path]) -> list[str]:
-    """The array name of every leaf, from ``stored_paths``. Raises UnsupportedLeaf if two are the same, or one is no valid Unicode
-    or longer than the array database allows; ``paths`` are for messages.
-    """
+    """The array name of every leaf, from ``stored_paths``. UnsupportedLeaf if two are the same, or the database cannot hold one."""
     names: list[str] = []
     seen: dict[str, Path] = {}
     for path, there in zip(paths, stored, strict=True):

@@ -138,9 +138,7 @@ class Recipe:
         return self == Recipe.of(Part.whole(self.first, shape))
 
     def takes(self, region: Region, buffer: _Array) -> Iterator[tuple[Part, _Array]]:
-        """What fills a buffer with a region of the leaf: parts of the arrays, each with the view of the buffer that takes it, which
-        has the dimensions of the array.
-        """
+        """The parts of arrays that fill a buffer with a region of the leaf, each with the view of the buffer that takes it."""
         back = self.view.back
         for index, parts in self.rows:
             stacked = slice(self.stack_axis, self.stack_axis + len(index))

@@ -351,9 +351,7 @@ class LeafRecord(NamedTuple):
 
 
 def _load_leaf(value: list[Any], shardings: int, common: Any) -> LeafRecord:
-    """A type of leaves, of an item with so many shardings; ``common`` is the codec where the value has none. Raises ValueError or
-    TypeError if ckpt did not write it.
-    """
+    """A type of leaves of an item with so many shardings; ``common`` is the codec of one without. Raises for any other value."""
     kind, dtype, shape, chunk, detail, sharding, codec = (*value, common)[:7]
     shape, chunk = tuple(shape), tuple(chunk)
     for name, sizes in (("shape", shape), ("chunk shape", chunk)):
@@ -405,7 +403,7 @@ def _checked_leaf(
 def _checked_shared(
     value: Any, leaves: Mapping[str, Sequence[LeafRecord]]
 ) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """The groups of leaves that were one object, as item and position; raises ValueError or TypeError if ckpt did not write them."""
+    """The groups of leaves that were one object, as item and position; ValueError or TypeError if ckpt did not write them."""
     groups = tuple(tuple((item, position) for item, position in group) for group in value)
     places = [place for group in groups for place in group]
     if any(item not in leaves for item, _ in places):

@@ -227,9 +227,7 @@ _Setting = tuple[int, tuple[tuple[str, str], ...]]
 def fits(
     texts: Sequence[tuple[Sequence[str], Sequence[str]]], names: Iterable[str], separators: str
 ) -> tuple[dict[_Setting, dict[tuple[Any, ...], str]], list[str]]:
-    """The names that fit rules, by stacked index and position among the texts of one; and the names that fit none. ``texts`` has
-    those of each rule, with its stacked places.
-    """
+    """The names that fit texts of rules with stacked places, by stacked index and position of the text; and the rest."""
     patterns = [
         (number, part, pattern_of(text, separators), stack)
         for number, (of_rule, stack) in enumerate(texts)

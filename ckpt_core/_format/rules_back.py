@@ -43,9 +43,7 @@ class Export:
 
 
 def exports(rules: Sequence[Rule], paths: Sequence[str], specs: Sequence[LeafSpec]) -> list[Export]:
-    """The tensors that leaves make by the rules of a load taken backwards; others keep their path, with dots for ``/``. Raises
-    StructureMismatch if a leaf does not fit its rule, or two tensors get one name.
-    """
+    """The tensors that leaves make by the rules of a load taken backwards; others keep their path, with dots for ``/``."""
     if odd := [rule for rule in rules if rule.unstacks or rule.stack_axis]:
         raise CheckpointError(
             f"{odd[0]}: an export takes no rule backwards that has stack_axis=, or in stack= places of the wanted path: load "

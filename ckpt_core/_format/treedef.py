@@ -107,9 +107,7 @@ def refuse_unreadable(paths: Sequence[Path], bounds: TreeBounds) -> None:
 def load_nodes(
     tokens: list[Any], leaf_count: int, bounds: TreeBounds, statics: Sequence[Any] = ()
 ) -> tuple[Node, list[Path]]:
-    """The structure that ``dump_tree`` wrote, and the paths of its leaves. Raises ValueError or TypeError for tokens that it never
-    writes, or if there are not ``leaf_count`` leaves.
-    """
+    """What ``dump_tree`` wrote, and the paths of its leaves. ValueError or TypeError if it did not, or ``leaf_count`` is another."""
     leaves = tokens.count(0) + list(map(type, tokens)).count(str)
     if leaves > leaf_count:
         raise ValueError(f"{leaves} leaves in the structure, {leaf_count} described")

@@ -106,9 +106,7 @@ def parse_json(
     pairs: Callable[[list[tuple[str, Any]]], Any] | None = None,
     errors: str = "surrogatepass",
 ) -> Any:
-    """The value of a JSON file; ``pairs`` makes each object of its names and values. Raises CheckpointCorrupt for invalid JSON,
-    nesting deeper than any program reads, or values beyond ``_MOST_VALUES_BYTES``.
-    """
+    """The value of a JSON file; ``pairs`` makes its objects. CheckpointCorrupt if it is invalid, too deep or too heavy."""
     if len(data) > _LIGHT_BYTES:
         refuse_heavy(data, file)
     try:

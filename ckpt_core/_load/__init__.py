@@ -273,9 +273,7 @@ def restore_checkpoint(
 
 
 def _as_here(work: Callable[[], _Result]) -> Callable[[], _Result]:
-    """``work`` that runs on any thread with this thread's present settings of jax: 64-bit types, default device and mesh. A
-    caller inside of ``with jax.enable_x64(True)`` means them for what is loaded, wherever it is read.
-    """
+    """``work``, run on any thread with this thread's present settings of jax: 64-bit types, default device and mesh."""
     jax: Any = sys.modules.get("jax")
     if jax is None:  # nobody can have set anything
         return work

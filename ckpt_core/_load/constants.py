@@ -44,10 +44,7 @@ _ABSENT: tuple[()] = ()
 def unread(
     item: SavedItem, dicts: dict[Path, tuple[Node, int]], path: Path, request: Request
 ) -> Any:
-    """What was saved for a path of the target, for ``wanted`` of an adapter: a ``LeafSpec`` for each leaf; of a live object with
-    what was recorded beside its state. None inside of the item where no dict was saved, or with ``only=`` or
-    ``missing="keep"``. ``dicts`` keeps them, with their first leaves.
-    """
+    """What was saved at a path of the target, or None, for ``wanted`` of an adapter: each leaf a ``LeafSpec``. ``dicts`` is a cache."""
     if path and (request.only is not None or request.rules.missing != "error"):
         return None
     if path and not dicts:

@@ -161,9 +161,7 @@ def _read(
     reading: Reading,
     in_place: InPlace | None,
 ) -> list[Any]:
-    """The leaves of the result, read by ``reading``, or kept from the target. ``operation`` counts their bytes. ``in_place`` sets
-    arrays on live objects while others are still being read; None for a load.
-    """
+    """The leaves of the result: kept from the target, or read by ``reading`` and given to ``in_place`` while others are being read."""
     item, leaves = plan.item, list(plan.kept)
     if not TEXT_KINDS.isdisjoint([spec.kind for spec in item.specs]):
         _read_texts(checkpoint, plan, leaves)
@@ -241,9 +239,7 @@ def _read_texts(checkpoint: Checkpoint, plan: ItemPlan, leaves: list[Any]) -> No
 
 @contextlib.contextmanager
 def _watched(checkpoint: Checkpoint, options: Options, step: int | None) -> Generator[Operation]:
-    """While the block runs, locks the checkpoint against deletion; sends the events of the restore. The block adds the bytes
-    that it reads to the operation. Raises CheckpointNotFound if the checkpoint was deleted or replaced after it was opened.
-    """
+    """Locks the checkpoint against deletion while the block runs, and sends the events of the restore."""
     operation = Operation("load", checkpoint.path, step, options.report_secs, options.on_event)
     operation.happened("restore_started")
     try:

@@ -32,7 +32,15 @@ from ckpt_core._saved import Checkpoint, DerivedItem, ExtentItem, NativeItem, Or
 from ckpt_core._storage import StoreContext
 from ckpt_core._tree import Node, Path, code_and_constants, flatten, format_path, unflatten
 from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec
-from ckpt_core._tree.match import Match, MatchRules, covers, match, positions_of, renamed_path
+from ckpt_core._tree.match import (
+    Match,
+    MatchRules,
+    Renames,
+    covers,
+    match,
+    positions_of,
+    renamed_path,
+)
 from ckpt_core._tree.patterns import Select, selector
 from ckpt_core._words import some
 from ckpt_core.arguments import nearest, with_article
@@ -167,7 +175,7 @@ def _matched(item: SavedItem, wanted: TargetTree, request: Request) -> Match:
     flat, places = wanted.flat, wanted.places
     # else the paths are those of the target
     aligns = wanted.live and hasattr(_adapters.adapter_for(wanted.like), "align")
-    if aligns or request.renames or not isinstance(item, NativeItem):
+    if aligns or isinstance(rules.rename, Renames) or not isinstance(item, NativeItem):
         item, rules, left_alone = under_wanted_paths(item, wanted, request)
     selected = None if request.only is None else _selection(request.only, item.name, wanted.like)
     everything = selected is None
@@ -218,16 +226,14 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
     make: Make = functools.partial(unflatten, root)
     renamed = request.rules.rename
     if renamed is not None:
-        names = renamed_names(item, renamed, request.renames)
+        names = renamed_names(item, renamed)
         make = functools.partial(renamed_dicts, [names[at] for at in positions])
     by_result = {arrays[want.leaf]: want for want in wants}
     return ItemPlan(item, make, positions, [None] * len(positions), by_result)
 
 
 def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> ItemPlan:
-    """The plan for a user's object that accepts any structure: it gets exactly what was saved. Arrays go to the shardings of
-    its present arrays of equal path and shape.
-    """
+    """The plan for a user's object that gets exactly what was saved; arrays go where its arrays of equal path and shape lie."""
     flat = flatten(adapter.get_state(like), expand=_adapters.expander(sets=False), keep=True)
     now = dict(zip(flat.paths, flat.leaves, strict=True))
     # use its present container classes if they are the saved ones: they need not be importable
@@ -270,9 +276,7 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
 
 
 def _selection(only: Any, item: str, like: Any) -> Select | None:
-    """The function of (path, spec) that ``only=`` stands for; None if all leaves are wanted. Raises TypeError if ``only`` is a
-    class or a framework's filter, and the item's target has no adapter that understands it.
-    """
+    """The function of (path, spec) that ``only=`` stands for; None: all. TypeError for a filter that no adapter here knows."""
     adapter = None if like is None else _adapters.adapter_for(like)
     is_filter = getattr(adapter, "is_filter", None)
     if isinstance(only, type) or (is_filter is not None and is_filter(only)):

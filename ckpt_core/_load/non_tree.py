@@ -97,9 +97,7 @@ def as_json(value: Any) -> Any:
 
 
 def _process_state(checkpoint: Checkpoint, saved: SavedItem, adapter: Any, like: Any) -> Any:
-    """The data-pipeline state that the process of this index saved. Raises CheckpointError if a different number of processes
-    saved it, and the adapter has no ``check_state`` that could accept that.
-    """
+    """The data-pipeline state of this process; of another number of processes only for an adapter with ``check_state``."""
     processes = _processes.this_run()
     name = process_state.file_name(processes.index, processes.count)
     if isinstance(saved, NativeItem):

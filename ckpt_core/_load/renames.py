@@ -31,11 +31,11 @@ def under_wanted_paths(
     rules, left_alone = request.rules, frozenset[str]()
     stored = item.base if isinstance(item, DerivedItem) else item
     if isinstance(stored, ExtentItem) and request.name_rules is None:
-        names = renamed_names(item, rules.rename, request.renames)
+        names = renamed_names(item, rules.rename)
         paths = paths_of_names(names, wanted.flat.paths)
         item, rules = replace(item, paths=paths), replace(rules, rename=None)
-    elif request.renames and (known := _adapter_of_renames(wanted.live)) is not None:
-        renamed: Mapping[str, str] = known.renamed(request.renames, renamed_names(item, None, None))
+    elif isinstance(rules.rename, Renames) and (known := _adapter_of_renames(wanted.live)):
+        renamed: Mapping[str, str] = known.renamed(rules.rename.entries, renamed_names(item, None))
         rules = replace(rules, rename=lambda path: renamed.get(path, path))
     if isinstance(stored, OrbaxItem):
         rules = replace(rules, loose_keys=True)
@@ -66,14 +66,12 @@ def _then(rules: MatchRules, names: Mapping[str, str]) -> MatchRules:
 def _names_of_orbax(
     item: SavedItem, like: Any, rename: Callable[[str], str] | None
 ) -> Mapping[str, str]:
-    """Paths of a pytree that Orbax wrote, and the wanted ones, where its paths are longer: it names the array of an NNX
-    Variable ``kernel/value`` where the target's path is ``kernel``.
-    """
+    """Paths of a pytree of Orbax's, and the shorter wanted ones: for an NNX Variable ``kernel`` it writes ``kernel/value``."""
     flat = flatten(like, expand=_adapters.expander(stored=True))
     stored = stored_paths(flat.root, flat.paths)
     if stored is flat.paths:
         return {}
-    there = set(renamed_names(item, rename, None))
+    there = set(renamed_names(item, rename))
     wanted = list(map(format_path, flat.paths))
     known = set(wanted)
     return {
@@ -166,10 +164,7 @@ _MOST_PROPOSED = 6
 def _proposed(
     mismatches: Sequence[Mismatch], plans: Sequence[ItemPlan], rules: MatchRules
 ) -> dict[str, str]:
-    """Entries of ``rename=`` for leaves that have another name in the target, and the same shape and dtype; none if they are
-    many. They move no other leaf of any item. There are none beside entries of the caller, or where an adapter reads them in a
-    way of its own.
-    """
+    """Entries of ``rename=`` for a few leaves with another name in the target and the same spec; they move no other leaf."""
     if rules.rename or any(_adapter_of_renames(plan.live) is not None for plan in plans):
         return {}
     wanted = {(one.item, one.path): one for one in mismatches if one.kind == "missing"}
@@ -206,22 +201,16 @@ def _adapter_of_renames(live: Sequence[tuple[Any, bool]]) -> Any:
     return adapter if hasattr(adapter, "renamed") else None
 
 
-def renamed_names(
-    item: SavedItem, rename: Callable[[str], str] | None, renames: Mapping[str, str] | None
-) -> list[str]:
-    """The path of each leaf, renamed; of a file, the name of each tensor. ``renames`` is the dict passed as ``rename=``, if it
-    is one: for a file, dots or slashes separate the parts of its keys.
-    """
+def renamed_names(item: SavedItem, rename: Callable[[str], str] | None) -> list[str]:
+    """The path of each leaf, renamed; of a file, the name of each tensor: a dict of ``rename=`` may have slashes for its dots."""
     if not isinstance(item.base if isinstance(item, DerivedItem) else item, ExtentItem):
         names = map(format_path, item.paths)
         return list(names if rename is None else map(rename, names))
     names = [str(path[0]) for path in item.paths]
-    if rename is None:
-        return names
-    if renames is None:
-        return [rename(name) for name in names]
-    by_dots = Renames({old.replace("/", "."): new for old, new in renames.items()}, ".")
-    return list(map(by_dots, names))
+    if isinstance(rename, Renames):
+        dotted = {old.replace("/", "."): new for old, new in rename.entries.items()}
+        rename = Renames(dotted, ".")
+    return names if rename is None else list(map(rename, names))
 
 
 def _spellings(item: SavedItem) -> Iterator[str]:

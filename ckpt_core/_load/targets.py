@@ -68,9 +68,7 @@ class TargetTree:
 
 
 def _wanted_spec(path: Path, leaf: Any) -> LeafSpec | None:
-    """Kind, dtype and shape that a leaf of a target asks for; None for one that is wanted as it was saved. Raises UnsupportedLeaf
-    if it is traced, or of a type that no checkpoint can hold.
-    """
+    """What a leaf of a target asks for; None: what was saved. UnsupportedLeaf if it is traced, or no checkpoint can hold it."""
     if isinstance(leaf, LeafSpec) or leaf is ...:
         return None
     try:
@@ -199,9 +197,7 @@ def refuse_narrowing(dtype: str, path: Path | str) -> None:
 def wants_of_target(
     item: SavedItem, wanted: Sequence[tuple[int, LeafSpec, Any]], sharding: Any = None
 ) -> list[Want]:
-    """What is read for the leaves of a target, from each leaf's position in the item, wanted spec, and live or abstract leaf;
-    with ``sharding=`` if that was passed.
-    """
+    """What is read for the leaves of a target, from each leaf's position in the item, wanted spec, and live or abstract leaf."""
     arrays = (jax.Array, jax.ShapeDtypeStruct)
     asked = [
         shardings.wanted_sharding(leaf) if isinstance(leaf, arrays) else None
@@ -229,9 +225,7 @@ PYTHON_NUMBERS = frozenset({"int", "float", "bool", "complex"})
 
 
 def kind_of_result(saved: LeafSpec, wanted: LeafSpec) -> LeafSpec:
-    """Kind, dtype and shape of a leaf that is wanted as a Python number; a saved array stays an array. A new state may hold a
-    number where the trained one has an array. If the array became a Python number, later steps would compute in another dtype.
-    """
+    """The spec of a leaf that is wanted as a Python number. A saved array stays one: else steps would compute in another dtype."""
     if saved.kind not in _NUMBERS:
         return wanted
     if family(saved.dtype) == family(wanted.dtype):
@@ -318,9 +312,7 @@ _PYTHON_FLOATS = ("float", "complex")
 def value_of(
     saved: LeafSpec, want: Want, parts: dict[Region, Array], path: Path, *, cast: bool
 ) -> Any:
-    """The value of one leaf. ``parts`` has the stored data of each of its regions in host memory. Without ``cast`` a Python
-    float becomes no other number. Raises StructureMismatch if values do not fit the wanted dtype.
-    """
+    """The value of one leaf, made of its regions in host memory. Raises StructureMismatch if they do not fit the wanted dtype."""
     spec = want.spec or saved
     if spec.kind == "key":
         if want.sharding is None and saved.kind != "key":

@@ -137,9 +137,7 @@ def read_and_send(
 def _pieces(
     item: SavedItem, steps: Sequence[_Step], turns: WriterTurns
 ) -> tuple[dict[tuple[int, ...], list[_Piece]], list[list[Region]]]:
-    """What this process needs in a round: the replicated pieces, by the processes that hold them; and for each step the parts
-    that only this process holds. ``turns`` assigns readers.
-    """
+    """What this process needs in a round: the replicated pieces, by their holders; and for each step what it alone holds."""
     shared: dict[tuple[int, ...], list[_Piece]] = {}
     alone: list[list[Region]] = []
     for number, (want, layout, rows, *_) in enumerate(steps):
@@ -159,9 +157,7 @@ def _pieces(
 
 
 def _room(pieces: Sequence[_Piece], read: list[dict[Region, Array]], process: int) -> Bytes:
-    """Memory for one exchange: the bytes of all pieces in order, zeros where another process reads one. ``read`` gets a buffer
-    for each of these.
-    """
+    """Memory for one exchange: the pieces in order, zeros where another process reads one, for which ``read`` gets a buffer."""
     filled, start = _zeroed_lanes(sum(piece.size_bytes for piece in pieces)), 0
     for piece in pieces:
         parts = read[piece.step]

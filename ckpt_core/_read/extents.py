@@ -106,9 +106,7 @@ class StoredTensors:
 
 
 class StoredChunks:
-    """Where the chunks of an item of ckpt are in its ``files``; ``leaf`` is always the position of a leaf in the item. ``wants``
-    are the leaves that will be asked for. Raises CheckpointCorrupt if the index is missing or damaged.
-    """
+    """Where the chunks of an item of ckpt are in its ``files``. Raises CheckpointCorrupt if the index is missing or damaged."""
 
     gap_bytes = 16 * KIB  # small chunks at most this far apart are read at once
 
@@ -142,10 +140,7 @@ class StoredChunks:
         return len(self.index)
 
     def find(self, leaf: int, key: str, chunk_bytes: int) -> Chunk:
-        """Where a chunk is stored, and its checksums; ``key`` is its position in the array, ``chunk_bytes`` its decoded size.
-        Raises CheckpointCorrupt if the chunk is missing, has an impossible size, lies beyond the files of the record, or has no
-        checksum.
-        """
+        """Where a chunk of so many decoded bytes is stored, and its checksums. Raises CheckpointCorrupt if it cannot be there."""
         name = self._names[leaf]
         key = f"{name}/{key}" if name else key
         place = self.index.get(key)
@@ -180,10 +175,7 @@ class StoredChunks:
         return Chunk(key, extent, *self.checksums(leaf, key, extent))
 
     def checksums(self, leaf: int, key: str, extent: Extent) -> tuple[int, list[int]]:
-        """Bytes of a block, and the checksum of each block of a chunk. Each process that saved wrote one file of checksums. It
-        is opened when a chunk of that process is asked for, so that a process which loads few shards does not open N files.
-        Raises CheckpointCorrupt if there is no checksum, or its file is damaged.
-        """
+        """Bytes of a block, and the checksum of each. Each file is read for chunks of its process alone: there may be thousands."""
         named = _WRITER.match(extent.file)
         writer = int(named[1]) if named else 0
         # a value inside the index does not tell its writer; it was process 0 in nearly all cases
@@ -214,9 +206,7 @@ class StoredChunks:
 
 @dataclass(eq=False)
 class ExtentReader:
-    """Reads arrays of an item, and verifies what has checksums. Chunks are read directly, at the offsets that are known;
-    TensorStore reads and decodes compressed ones.
-    """
+    """Reads chunks at the offsets that are known, and verifies what has checksums; TensorStore decodes compressed ones."""
 
     _stored: StoredChunks | StoredTensors
     _specs: Sequence[LeafSpec]
@@ -242,9 +232,7 @@ class ExtentReader:
     def _plan_one_chunk(
         self, want: Want, small: dict[str, list[_Small]], jobs: list[Job]
     ) -> dict[Region, Array] | None:
-        """Buffers of a leaf that is one chunk, and small or mapped; None for any other leaf. The read of a small one is added
-        to ``small``, by file, where ``_joined`` turns many into one; ``jobs`` gets those that verify a mapped one.
-        """
+        """Buffers of a leaf that is one chunk, and small or mapped; else None. ``_joined`` reads those in ``small`` together."""
         leaf, stored = want.leaf, self._stored
         spec, chunk = self._specs[leaf], stored.chunks[leaf]
         size_bytes = spec.stored_bytes
@@ -345,9 +333,7 @@ class ExtentReader:
             yield from self._chunk_jobs(leaf, found[key], of_chunk)
 
     def _chunk_jobs(self, leaf: int, found: Chunk, shares: list[Share]) -> Iterator[Job]:
-        """Jobs that read the needed parts of one chunk: one for each block, or piece of a chunk without blocks. A compressed
-        chunk is one job, since it can only be decoded as a whole.
-        """
+        """Jobs that read the needed parts of a chunk: one for each block or piece; one if it is compressed."""
         stored, chunk = self._stored, self._stored.chunks[leaf]
         key, extent, block_bytes, crcs = found
         if (codec := stored.codecs[leaf]) is not None:
@@ -381,9 +367,7 @@ class ExtentReader:
             yield functools.partial(fill, reads, block.offset_bytes, shape, takers)
 
     def _read(self, leaf: int, extent: Extent, crc: int | None, offset: int, target: Array) -> None:
-        """Fills ``target`` with bytes of a chunk from ``offset`` on, piece by piece, and verifies their checksum; with ``crc``
-        None it verifies nothing. Raises CheckpointCorrupt if the file or chunk is truncated, or the checksum differs.
-        """
+        """Fills ``target`` with bytes of a chunk from ``offset`` on; CheckpointCorrupt if they have another checksum than ``crc``."""
         if not extent.file:
             target[:] = np.frombuffer(extent.value, np.uint8)[offset : offset + target.size]
             self._check(leaf, INDEX_FILE, target, crc)

@@ -71,9 +71,7 @@ class OrbaxReader:
 def _opener(
     checkpoint: Checkpoint, item: OrbaxItem, context: StoreContext, zarr3: bool, ocdbt: bool | None
 ) -> Callable[[str], ForeignArray]:
-    """The function that opens an array of the item by its name; ``ocdbt`` says whether they are in a database, not in plain
-    files, and is None if nobody knows.
-    """
+    """The function that opens an array of the item by its name; ``ocdbt`` is None if no metadata say what stores it."""
     location = _place(checkpoint, item)
     if ocdbt is None:
         ocdbt = checkpoint.backend.size(checkpoint.path, item.file("manifest.ocdbt")) is not None
@@ -97,9 +95,7 @@ def _place(checkpoint: Checkpoint, item: OrbaxItem) -> Location:
 def _stored_values(
     checkpoint: Checkpoint, item: OrbaxItem, ocdbt: bool, context: StoreContext
 ) -> Values:
-    """Sizes of the stored metadata and chunks, checked to be possible: TensorStore allocates whatever the metadata claims.
-    Raises CheckpointCorrupt if a file is no regular file, or an index file is impossibly large.
-    """
+    """Sizes of the stored metadata and chunks, checked to be possible: TensorStore allocates whatever the metadata claims."""
     location = _place(checkpoint, item)
     files = checkpoint.backend.files(location.path)
     for name, size in files.items():

@@ -89,9 +89,7 @@ def read_leaves(
 
 
 def _past_cache(item: SavedItem, wants: Sequence[Want], options: Options) -> PastCache | None:
-    """What reads local files without the page cache; None to read through it. By default several processes read through it, for
-    those of one host may need the same bytes.
-    """
+    """What reads local files without the page cache, or None. Several processes read through it: they may need the same bytes."""
     has_room = options.max_host_bytes >= _MOST_THREADS * PastCache.BYTES_OF_A_THREAD
     if not DIRECT or options.page_cache or not has_room:
         return None
@@ -168,9 +166,7 @@ class DerivedReader:
 def _batches(
     item: SavedItem, wants: Iterable[Want], limit_bytes: int
 ) -> Iterator[tuple[list[Want], int]]:
-    """The leaves in batches, each with its size in bytes. Parts of one array that follow each other are not separated, since a
-    block or chunk of it may have something of each.
-    """
+    """The leaves in batches, with sizes in bytes. Parts of one array stay together: a block or chunk may have some of each."""
     batch: list[Want] = []
     total_bytes, recipes = 0, item.recipes if isinstance(item, DerivedItem) else None
     for want in wants:

@@ -133,9 +133,7 @@ class Checkpoint:
         return text
 
     def read_file(self, name: str, *, leaf: str | None = None) -> bytes:
-        """The bytes of a file, by its path in the checkpoint; ``leaf``, which needs it, is for messages. A checkpoint of ckpt
-        verifies them against the record. Raises CheckpointCorrupt if the file is missing, too large, or its checksum differs.
-        """
+        """The bytes of a file, by its path in the checkpoint; ``leaf`` is for messages. CheckpointCorrupt if it is missing."""
         data = self.backend.read(self.path, name, most_bytes(name))
         if data is None:
             raise self.corrupt(name, "is missing", leaf)
@@ -146,9 +144,7 @@ class Checkpoint:
         return CheckpointCorrupt(f"{self.path}: file {name} {what}", file=name, leaf=leaf)
 
     def held(self) -> contextlib.AbstractContextManager[None]:
-        """Keeps the checkpoint from being deleted while the block runs; does nothing for one of Orbax, which has no ckpt.json
-        to lock. Raises CheckpointNotFound if it was deleted or replaced after it was opened.
-        """
+        """Keeps the checkpoint from deletion while the block runs; one of Orbax has no file to lock. CheckpointNotFound if it is gone."""
         return contextlib.nullcontext()
 
     def was_replaced(self) -> bool:

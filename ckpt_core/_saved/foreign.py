@@ -48,9 +48,7 @@ def open_file(location: Location, backend: Backend) -> Checkpoint | None:
 
 
 def open_folder(location: Location, backend: Backend) -> Checkpoint | None:
-    """The checkpoint of the safetensors files in a folder; None if there are none. Raises CheckpointNotFound if there are
-    several, and no index says what belongs together.
-    """
+    """The checkpoint of the safetensors files in a folder, or None; CheckpointNotFound for several files that no index lists."""
     names: list[str] = []
     if location.local:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):

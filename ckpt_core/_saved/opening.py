@@ -40,9 +40,7 @@ _OF_ARRAYS = (f"/{INDEX_FILE}", "zarr.json", ".zarray")
 
 
 def open_checkpoint(path: str | os.PathLike[str], options: Options | None = None) -> Checkpoint:
-    """The checkpoint at ``path``, with its metadata read and none of its arrays. Raises CheckpointNotFound if there is none,
-    CheckpointCorrupt if its metadata is damaged, and ForkedProcess in a forked child.
-    """
+    """The checkpoint at ``path``, with its metadata read and none of its arrays; ForkedProcess in a forked child."""
     HOME.is_used = True
     if os.getpid() != HOME.pid:
         raise forked()
@@ -235,9 +233,7 @@ def _open_orbax(location: Location, backend: Backend, step: dict[str, Any]) -> C
 
 
 def _orbax_item(path: str, backend: Backend, name: str, known: str) -> OrbaxItem | None:
-    """The item in the subdirectory ``name`` of an Orbax checkpoint; None if it contains no item. ``known`` is its form by its
-    Orbax handler, or empty if the metadata names none.
-    """
+    """The item in a subdirectory of an Orbax checkpoint, or None; ``known`` is its form by its handler, empty if none is named."""
     nested = {"jax_key": "jax_random_key", "numpy_key": "np_random_key"}.get(known)
     directory = f"{name}/{nested}" if nested else name
     data = backend.read(path, f"{directory}/{orbax_write.ITEM_METADATA}")

@@ -16,9 +16,7 @@ from ckpt_core._tree.static import NotPlain, static_fields
 
 
 def unflatten(root: Node, leaves: Iterable[Any]) -> Any:
-    """A tree with the structure ``root`` and these leaves; the inverse of ``flatten``. Nodes read from disk become the classes
-    that they name, as far as ``_importable_type`` finds them, and builtin containers.
-    """
+    """A tree of this structure and these leaves; nodes read from disk become builtin containers and classes that are found here."""
     return _build(root, iter(leaves))
 
 

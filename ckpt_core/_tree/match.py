@@ -49,9 +49,7 @@ def match(
     selected: Select | None = None,
     item: str | None = None,
 ) -> Match:
-    """Pairs saved and wanted leaves by path; a wanted spec of None accepts any saved leaf. Leaves that are not ``selected``
-    keep the target's value, and are neither missing nor unexpected.
-    """
+    """Pairs saved and wanted leaves by path; a wanted spec of None fits any. What is not ``selected`` keeps the target's value."""
     result = Match()
     # The text of a renamed path cannot distinguish the keys "0" and 0.
     loose = rules.loose_keys or rules.rename is not None
@@ -216,6 +214,7 @@ class Renames:
     """
 
     def __init__(self, rename: Mapping[str, str], sign: str = "/") -> None:
+        self.entries = dict(rename)
         self._sign = sign
         self._table = sorted(rename.items(), key=lambda entry: -len(entry[0]))
 

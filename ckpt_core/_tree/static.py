@@ -36,9 +36,7 @@ class NotPlain(ValueError):
 def static_text(
     value: Any, children: Sequence[Any], *, by_field: bool, aux: Any, names_function: bool
 ) -> str:
-    """The static parts of an object of a registered class as JSON text, like ``{"fields":{"width":8}}``; empty if there are
-    none. ``children`` are the keys of its children, field names if ``by_field``; ``aux`` is jax's auxiliary data.
-    """
+    """The static parts of an object of a registered class as JSON, or nothing. ``children`` are keys, and names if ``by_field``."""
     described: dict[str, Any] = {}
     if by_field and dataclasses.is_dataclass(value):
         if (fields := recorded_fields(value, children)) is not None:
