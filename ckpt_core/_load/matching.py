@@ -14,7 +14,13 @@ from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core._lazy import jax
 from ckpt_core._load import constants
 from ckpt_core._load.derived import under_rules, under_select
-from ckpt_core._load.non_tree import as_json, plan_non_tree, refuse_other_form, wants_plain_values
+from ckpt_core._load.non_tree import (
+    as_json,
+    other_kind,
+    plan_non_tree,
+    refuse_other_form,
+    wants_plain_values,
+)
 from ckpt_core._load.plans import ItemPlan, Make, constant, pruned, renamed_dicts
 from ckpt_core._load.renames import renamed_names, under_wanted_paths
 from ckpt_core._load.request import NOT_PASSED, Request
@@ -90,8 +96,7 @@ def plan_item(
             like, copy = copy(like), None
     if saved.form == "numpy_key":
         assert isinstance(saved, OrbaxItem)
-        tree = replace(saved, form="tree")
-        tree = with_specs(checkpoint, tree, context)
+        tree = with_specs(checkpoint, replace(saved, form="tree"), context)
         plan = _plan_as_saved(tree, replace(request, dtype=""))
         # the tuple or dict that numpy's ``set_state`` takes
         return plan.then(lambda value: value if isinstance(value, dict) else tuple(value))
@@ -106,9 +111,7 @@ def plan_item(
     if like is NOT_PASSED:
         return _plan_as_saved(item, request)
     if getattr(adapter, "per_process", False):
-        kind = type(like).__name__
-        mismatch = Mismatch("(root)", "kind", "a tree of arrays", kind, None, item.name)
-        raise StructureMismatch([mismatch], where=checkpoint.path)
+        raise other_kind(checkpoint, item, "a tree of arrays", type(like).__name__)
     if getattr(adapter, "accepts_any_structure", False):
         if request.name_rules and under_rules(item, request.name_rules, (), ())[0].rules:
             raise TypeError(
@@ -121,18 +124,17 @@ def plan_item(
         lambda path: constants.unread(item, dicts, path, request), stand_in=copy, live=live
     )
     wanted = TargetTree.of(like, flatten(like, expand=expand, keep=True), live)
-    return _plan_strict(item, wanted, request, checkpoint.path)
+    return _plan_strict(item, wanted, request)
 
 
-def _plan_strict(item: SavedItem, wanted: TargetTree, request: Request, where: str) -> ItemPlan:
-    """The plan for a target that the item must match, except for what the request allows; ``where`` is for messages."""
+def _plan_strict(item: SavedItem, wanted: TargetTree, request: Request) -> ItemPlan:
+    """The plan for a target that the item must match, except for what the request allows."""
     like, flat, live = wanted.like, wanted.flat, wanted.live
-    if request.name_rules is None:
-        found = _matched(item, wanted, request)
-    else:
+    problems: list[Mismatch] = []
+    if request.name_rules is not None:
         item, problems = under_rules(item, request.name_rules, flat.paths, wanted.specs)
-        found = _matched(item, wanted, request)
-        found.mismatches += problems
+    found = _matched(item, wanted, request)
+    found.mismatches += problems
     at_once = not live or not request.restores or request.options.atomic_restore
     set_leaves = None if at_once else getattr(_adapters.adapter_for(like), "set_leaves", None)
     set_parts = set_leaves and functools.partial(set_leaves, like)

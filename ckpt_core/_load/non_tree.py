@@ -83,10 +83,15 @@ def refuse_other_form(checkpoint: Checkpoint, saved: SavedItem, like: Any) -> No
     """Raises StructureMismatch if the target says files or plain values, and the item is something else."""
     form = names_a_form(like)
     if form is not None and form != saved.form:
-        mismatch = Mismatch(
-            "(root)", "kind", _FORMS.get(saved.form, saved.form), _FORMS[form], None, saved.name
-        )
-        raise StructureMismatch([mismatch], where=checkpoint.path)
+        raise other_kind(checkpoint, saved, _FORMS.get(saved.form, saved.form), _FORMS[form])
+
+
+def other_kind(
+    checkpoint: Checkpoint, saved: SavedItem, kind: str, wanted: str
+) -> StructureMismatch:
+    """The error for a target of another kind than the item."""
+    mismatch = Mismatch("(root)", "kind", kind, wanted, None, saved.name)
+    return StructureMismatch([mismatch], where=checkpoint.path)
 
 
 def as_json(value: Any) -> Any:
@@ -118,9 +123,7 @@ def _process_state(checkpoint: Checkpoint, saved: SavedItem, adapter: Any, like:
             "processes as saved it, or restore the other items and begin the data anew"
         )
     if adapter is not None and not getattr(adapter, "per_process", False):
-        kind = type(like).__name__
-        mismatch = Mismatch("(root)", "kind", "the state of a process", kind, None, saved.name)
-        raise StructureMismatch([mismatch], where=checkpoint.path)
+        raise other_kind(checkpoint, saved, "the state of a process", type(like).__name__)
     if isinstance(saved, NativeItem):
         exact = f"{saved.directory}/exact/{name}"
         return process_state.load_exact(checkpoint.read_file(exact), exact)

@@ -132,12 +132,9 @@ class StoredChunks:
         location = checkpoint.location / item.directory
         local = files if isinstance(files, DataFiles) else None
         self.index = read_index(location, context, wanted, local, item.most_keys, manifest)
+        self.most_chunks = len(self.index)
         self._there: dict[str, int] = {}  # how long the data files are that were looked at
         self._crcs: dict[int, Any] = {}  # process -> what ``load_checksums`` gives of its file
-
-    @property
-    def most_chunks(self) -> int:
-        return len(self.index)
 
     def find(self, leaf: int, key: str, chunk_bytes: int) -> Chunk:
         """Where a chunk of so many decoded bytes is stored, and its checksums. Raises CheckpointCorrupt if it cannot be there."""

@@ -326,31 +326,26 @@ def refuse_file_for_steps(path: str) -> None:
     try:
         refuse_file(path)
     except NotADirectoryError as error:
-        kind, advice = _file(path)
-        text = f"a {kind} is where the directory of steps should be" + (
-            f": {advice}" * bool(advice)
-        )
+        text = _about_file(path, "a {} is where the directory of steps should be")
         raise NotADirectoryError(error.errno, text, path) from None
 
 
-def _file(path: str) -> tuple[str, str]:
-    """What kind of file this is, by its suffix, and how to load it."""
+def _about_file(path: str, text: str) -> str:
+    """The text, with what kind of file this is, by its suffix; and how to load it."""
     whose = _LIBRARIES.get(os.path.splitext(path)[1].lower())
     if whose is None:
-        return "file", ""
+        return text.format("file")
     imported = f"{os.path.splitext(os.path.basename(path))[0]}-imported"
-    return f"file of {whose}", (
-        f"make a checkpoint of it with `ckpt import {shlex.quote(path)} {shlex.quote(imported)}`, or "
-        "ckpt.convert.import_weights, and load that"
+    return (
+        f"{text.format(f'file of {whose}')}: make a checkpoint of it with `ckpt import {shlex.quote(path)} "
+        f"{shlex.quote(imported)}`, or ckpt.convert.import_weights, and load that"
     )
 
 
 def _what_is(path: str, backend: Backend) -> str:
     """What is at the path of a checkpoint that was not found, for the message."""
     if os.path.isfile(path):
-        kind, advice = _file(path)
-        text = f"it is a {kind}, and a checkpoint is a directory"
-        return f"{text}: {advice}" if advice else text
+        return _about_file(path, "it is a {}, and a checkpoint is a directory")
     inside = sorted({name.partition("/")[0] for name in backend.files(path)})
     if not inside:
         return "it is empty, or its save never finished"

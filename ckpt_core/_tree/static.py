@@ -169,12 +169,8 @@ def _check(value: Any, depth: int) -> None:
     """Raises ValueError for a value that ``_dump`` never writes."""
     if value is None or type(value) in (bool, int, str):
         return
-    if (
-        not isinstance(value, list)
-        or not value
-        or value[0] not in ("tuple", *_LOADERS)
-        or depth < 0
-    ):
+    known = isinstance(value, list) and value and value[0] in ("tuple", *_LOADERS)
+    if not known or depth < 0:
         raise ValueError(f"impossible static value {str(value)[:80]}")
     for part in value[1:]:
         if value[0] == "tuple":
