@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,9 @@ class LocalShards:
     cuts: tuple[Region, ...]
     # Each distinct region here, the indices of all processes that hold it, and a device here that does (None: a local array).
     mine: tuple[tuple[Region, tuple[int, ...], Any], ...]
-    most_holders: int  # of one region
+    most_holders: int = 1  # of one region
+    processes: int = 1  # that hold any of it
+    most_regions: int = 1  # that one of these holds
 
 
 def local_shards(sharding: Any, committed: bool, shape: Shape, process: int) -> LocalShards:
@@ -32,7 +35,7 @@ def local_shards(sharding: Any, committed: bool, shape: Shape, process: int) -> 
         region = whole(shape)
         # Uncommitted: each process has its own array, as with a numpy array; process 0 writes it.
         writer = 0 if single and not committed else process
-        return LocalShards((region,), ((region, (writer,), None),), 1)
+        return LocalShards((region,), ((region, (writer,), None),))
     return _held(sharding, shape, process)
 
 
@@ -49,10 +52,13 @@ def _held(sharding: Any, shape: Shape, process: int) -> LocalShards:
     edges = [sorted({region[axis] for region in holders}) for axis in range(len(shape))]
     longest = max(map(len, edges), default=1)
     cuts = tuple(tuple(axis[min(n, len(axis) - 1)] for axis in edges) for n in range(longest))
+    regions_of = Counter(one for those in holders.values() for one in those)
     return LocalShards(
         cuts,
         tuple((region, tuple(sorted(holders[region])), mine[region]) for region in sorted(mine)),
         max(map(len, holders.values())),
+        len(regions_of),
+        max(regions_of.values()),
     )
 
 

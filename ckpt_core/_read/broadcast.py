@@ -11,16 +11,15 @@ import contextlib
 import functools
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ckpt_core._devices.shardings import LocalShards, local_shards
 from ckpt_core._errors import CheckpointError
 from ckpt_core._layout.chunks import WriterTurns, rows_per_block
-from ckpt_core._layout.regions import Region, Shape, region_shape, to_region
+from ckpt_core._layout.regions import Region, Shape, region_shape
 from ckpt_core._lazy import jax
 from ckpt_core._options import MIB, Options
 from ckpt_core._read.pipeline import read_leaves
@@ -35,38 +34,11 @@ _SLAB_BYTES = 32 * MIB
 """Larger regions are cut into slabs of whole rows, which their holders read in turns."""
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """Which processes hold which regions of an array."""
-
-    holders: dict[Region, tuple[int, ...]]  # all holders of each region of this process, ascending
-    regions_each: int  # the most distinct regions that one process holds
-
-
-@functools.lru_cache(4096)
-def _layout(sharding: Any, shape: Shape, process: int) -> _Layout | None:
-    """The layout of an array of this sharding and shape; None if one process holds all of it."""
-    if sharding is None or isinstance(sharding, jax.sharding.SingleDeviceSharding):
-        return None
-    found: dict[Region, set[int]] = {}
-    for device, index in sharding.devices_indices_map(shape).items():
-        found.setdefault(to_region(index, shape), set()).add(device.process_index)
-    each = Counter(one for holders in found.values() for one in holders)
-    if len(each) == 1:
-        return None
-    mine = {
-        region: tuple(sorted(holders))
-        for region, holders in sorted(found.items())
-        if process in holders
-    }
-    return _Layout(mine, max(each.values()))
-
-
 class _Step(NamedTuple):
     """One leaf, or a slab of it: the same rows of each of its regions."""
 
     want: Want
-    layout: _Layout | None
+    layout: LocalShards | None  # None if one process holds all of it
     rows: tuple[int, int] | None  # first and last (exclusive), relative to the region; None: all
     last: bool  # it completes the leaf
     size_bytes: int  # the most that any process holds of it
@@ -128,7 +100,11 @@ def read_and_send(
                 if step.rows is None:
                     yield step.want, found
                     continue
-                _put_rows(item, step.want, step.rows, found, parts)
+                for region in step.want.regions:
+                    if region not in parts:
+                        dtype = item.specs[step.want.leaf].numpy_dtype
+                        parts[region] = aligned(region_shape(region), dtype)
+                    parts[region][slice(*step.rows)] = found[_rows_of(region, step.rows)]
                 if step.last:
                     yield step.want, parts
                     parts = {}
@@ -143,8 +119,9 @@ def _pieces(
     for number, (want, layout, rows, *_) in enumerate(steps):
         spec = item.specs[want.leaf]
         alone.append([])
+        holders_of = {region: holders for region, holders, _ in layout.mine} if layout else {}
         for region in want.regions:
-            holders = () if layout is None else layout.holders[region[: len(spec.shape)]]
+            holders = holders_of[region[: len(spec.shape)]] if layout else ()
             part = _rows_of(region, rows)
             size_bytes = spec.numpy_dtype.itemsize * math.prod(region_shape(part))
             if len(holders) < 2 or not size_bytes:
@@ -178,11 +155,13 @@ def _steps(item: SavedItem, wants: Sequence[Want], process: int, limit_bytes: in
     steps: list[_Step] = []
     for want in wants:
         spec = item.specs[want.leaf]
-        if (layout := _layout(want.sharding, spec.shape, process)) is None:
-            steps.append(_Step(want, layout, None, True, spec.stored_bytes))
+        sharding = want.sharding
+        layout = None if sharding is None else local_shards(sharding, True, spec.shape, process)
+        if layout is None or layout.processes == 1:
+            steps.append(_Step(want, None, None, True, spec.stored_bytes))
             continue
         # jax shards evenly: all regions have the same shape
-        shard: Shape = want.sharding.shard_shape(spec.shape)
+        shard: Shape = sharding.shard_shape(spec.shape)
         shape = (*shard, *spec.stored_shape[len(spec.shape) :])
         row_bytes = max(1, spec.numpy_dtype.itemsize * math.prod(shape[1:]))
         slab_rows = max(1, min(_SLAB_BYTES, limit_bytes) // row_bytes)
@@ -192,10 +171,10 @@ def _steps(item: SavedItem, wants: Sequence[Want], process: int, limit_bytes: in
                 slab_rows = max(1, slab_rows // block_rows) * block_rows
             for first in range(0, shape[0], slab_rows):
                 stop = min(first + slab_rows, shape[0])
-                size_bytes = row_bytes * (stop - first) * layout.regions_each
+                size_bytes = row_bytes * (stop - first) * layout.most_regions
                 steps.append(_Step(want, layout, (first, stop), stop == shape[0], size_bytes))
             continue
-        size_bytes = spec.numpy_dtype.itemsize * math.prod(shape) * layout.regions_each
+        size_bytes = spec.numpy_dtype.itemsize * math.prod(shape) * layout.most_regions
         steps.append(_Step(want, layout, None, True, size_bytes))
     return steps
 
@@ -220,20 +199,6 @@ def _rows_of(region: Region, rows: tuple[int, int] | None) -> Region:
         return region
     start = region[0][0]
     return ((start + rows[0], start + rows[1]), *region[1:])
-
-
-def _put_rows(
-    item: SavedItem,
-    want: Want,
-    rows: tuple[int, int],
-    found: dict[Region, Array],
-    parts: dict[Region, Array],
-) -> None:
-    """Copies the rows that were read of each region into the region's buffer in ``parts``."""
-    for region in want.regions:
-        if region not in parts:
-            parts[region] = aligned(region_shape(region), item.specs[want.leaf].numpy_dtype)
-        parts[region][rows[0] : rows[1]] = found[_rows_of(region, rows)]
 
 
 _LANE = np.dtype(np.uint32)
