@@ -308,11 +308,10 @@ def expander(
     stored: bool = False,
     sets: bool = True,
 ) -> Callable[[Any, Path], tuple[Any, Callable[[Any], Any]] | None]:
-    """The ``expand=`` function for ``_tree.flatten``, which replaces live objects by their states; a new one for each tree, as it
-    remembers shared parts. ``saved`` describes what was saved at a path, for ``wanted``. ``stand_in`` gives the copy to use in
-    place of an object. Each object is added to ``live``, with True if a tree may hold it twice: its adapter has ``shares``, or
-    its state is one array, like a tied weight. ``stored`` wraps values that Orbax's trees have one key deeper. Without ``sets``
-    states stay in place, and no object is set.
+    """The ``expand=`` function for ``flatten``, which replaces live objects by their states; a new one for each tree, as it
+    remembers shared parts. ``saved`` describes what was saved at a path, for ``wanted``. ``stand_in`` gives the copy to use for
+    an object. ``live`` gets each object, with True if a tree may hold it twice: its adapter has ``shares``, or its state is one
+    array, like a tied weight. ``stored`` wraps values that Orbax has one key deeper. Without ``sets`` no object is set.
     """
     seen: dict[int, Any] = {}
 

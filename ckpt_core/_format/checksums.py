@@ -1,9 +1,4 @@
-"""``<item>/checksums/process_N``: CRC-32C of every block of every chunk that process N wrote.
-
-One JSON object: ``block_bytes``, and ``chunks``, which maps the key of a chunk in the array
-database to the list of its blocks' checksums. ``_layout.chunks.blocks`` cuts the uncompressed bytes
-into blocks.
-"""
+"""``<item>/checksums/process_N``, as in docs/format.md: CRC-32C of every block of every chunk that process N wrote."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Writers of Orbax's metadata files, so that Orbax can read our directories.
-
-Based on the directories that orbax-checkpoint 0.12.8 writes; see docs/design.md. The array name of
-a leaf is its key path joined with ``.``, without escaping, so two different paths can have the same
-name: such a tree cannot be saved.
+"""Writers of Orbax's metadata files, so that Orbax (0.12.8 and others) can read our directories. An array's name is its key
+path joined with ``.``, without escaping: a tree in which two paths have the same name cannot be saved.
 """
 
 from __future__ import annotations

@@ -82,11 +82,6 @@ class Part(NamedTuple):
     region: Region  # of the array
     dropped: tuple[int, ...] = ()  # dimensions, of one index each, that the tensor lacks
 
-    @classmethod
-    def whole(cls, leaf: int, shape: Shape) -> Part:
-        """All of an array."""
-        return cls(leaf, whole(shape))
-
     @property
     def shape(self) -> Shape:
         """Shape of the tensor."""
@@ -135,7 +130,7 @@ class Recipe:
 
     def is_all_of(self, shape: Shape) -> bool:
         """Whether the leaf is its first array, which has this shape, as it is."""
-        return self == Recipe.of(Part.whole(self.first, shape))
+        return self == Recipe.of(Part(self.first, whole(shape)))
 
     def takes(self, region: Region, buffer: _Array) -> Iterator[tuple[Part, _Array]]:
         """The parts of arrays that fill a buffer with a region of the leaf, each with the view of the buffer that takes it."""

@@ -1,8 +1,5 @@
-"""``ckpt.json``, the record of a checkpoint: written last, and verified before its content is used.
-
-The file is one line of JSON, ``{"crc32c":"xxxxxxxx","record":{...}}``; the first field is the
-CRC-32C of the exact bytes of the ``record`` value. The structure of a tree is a flat list of nodes
-in depth-first order, so a deep tree does not nest the JSON.
+"""``ckpt.json``, the record of a checkpoint, as in docs/format.md: written last, and verified before its content is used. The
+structure of a tree is a flat list of nodes, so a deep tree does not nest the JSON.
 """
 
 from __future__ import annotations

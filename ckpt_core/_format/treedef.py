@@ -38,10 +38,7 @@ _MOST_ALIKE = 256
 
 
 def dump_tree(root: Node) -> tuple[list[Any], list[Any]]:
-    """The structure as a flat list: 0 for a leaf, None for None, else ``[kind, class, keys]``. Lists and tuples have
-    their length instead of keys. A leaf wrapped in ``Below`` is its key; any other node wrapped so follows after
-    ``["below", key, 1]``. And the static parts: a list of ``[index in the flat list, JSON value]``.
-    """
+    """The structure as a flat list of nodes, as in docs/format.md; and the static parts: a list of ``[index in it, JSON value]``."""
     nodes, statics = list[Any](), list[Any]()
     _dump_node(root, nodes, statics)
     return nodes, statics

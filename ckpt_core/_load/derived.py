@@ -91,7 +91,7 @@ def under_rules(
 
 
 def _as_saved(item: SavedItem, leaf: int) -> _Made:
-    return item.specs[leaf], Recipe.of(Part.whole(leaf, item.specs[leaf].stored_shape))
+    return item.specs[leaf], Recipe.of(Part(leaf, whole(item.specs[leaf].stored_shape)))
 
 
 def _derived(

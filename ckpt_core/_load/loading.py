@@ -52,9 +52,8 @@ class Loaded(NamedTuple):
 
 
 def run(opening: Opening, request: Request, step: int | None = None) -> Loaded:
-    """Runs a load or restore, on every process that takes part: opens, matches and plans; reads and assembles; applies.
-    ``LoadAgreement`` says where several processes wait for each other. If it fails, live objects are named or made unusable. If
-    the checkpoint is replaced meanwhile, a process that is alone loads the new one. ``step`` is None outside of a Checkpointer.
+    """Runs a load or restore, on every process that takes part: opens, matches and plans; reads and assembles; applies. If the
+    checkpoint is replaced meanwhile, a process that is alone loads the new one. ``step`` is None outside of a Checkpointer.
     """
     options = request.options
     # every process counts rounds; if one took a round alone, it would be one ahead from then on

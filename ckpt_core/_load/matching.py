@@ -79,9 +79,8 @@ def item_meant(checkpoint: Checkpoint, name: str) -> SavedItem:
 def plan_item(
     checkpoint: Checkpoint, saved: SavedItem, like: Any, request: Request, context: StoreContext
 ) -> ItemPlan:
-    """The plan of an item, matched against its target: ``NOT_PASSED`` if the caller passed none. Reads no array data of a
-    pytree; an item that is no pytree, like ``Files``, is read and verified here. Raises StructureMismatch for a target of
-    another form; differences between leaves are in ``ItemPlan.match``.
+    """The plan of an item, matched against its target, or ``NOT_PASSED``. Reads no array data of a pytree; an item that is none,
+    like ``Files``, is read and verified here. Differences between leaves are in ``ItemPlan.match``; other misfits raise.
     """
     if isinstance(like, Files | Json | SavedFiles | type):
         if wants_plain_values(saved, like):
@@ -322,8 +321,7 @@ def _refuse_abstract_kept(
     found: Match, wanted: TargetTree, item: SavedItem, everything: bool, selected: Select | None
 ) -> None:
     """Adds to ``found`` a mismatch for each leaf that must come from the checkpoint and is missing there: abstract leaves and
-    deleted arrays hold no value to keep. With ``only=`` (not ``everything``) abstract leaves may stay abstract, but not one
-    that an adapter wants as it was saved (``LeafSpec``).
+    deleted arrays hold no value to keep. Beside ``only=`` abstract leaves may stay, but none that is wanted as it was saved.
     """
     places = {
         entry.path: at for at, entry in enumerate(found.mismatches) if entry.kind == "missing"

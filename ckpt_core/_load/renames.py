@@ -24,9 +24,8 @@ from ckpt_core.arguments import nearest
 def under_wanted_paths(
     item: SavedItem, wanted: TargetTree, request: Request
 ) -> tuple[SavedItem, MatchRules, Set[str]]:
-    """The item, the rules by which its paths become those of a target, and wanted paths that stay as they are. The paths are
-    renamed by the caller, as the target's adapter reads it; by the names that Orbax gives; and by what the adapter knows of
-    names that have changed. The tensors of a file get the paths that fit their names.
+    """The item, the rules by which its paths become those of a target, and wanted paths that stay. The caller renames them, as the
+    target's adapter reads it; then Orbax's names and those that the adapter knows to have changed count.
     """
     rules, left_alone = request.rules, frozenset[str]()
     stored = item.base if isinstance(item, DerivedItem) else item
@@ -82,9 +81,8 @@ def _names_of_orbax(
 
 
 def paths_of_names(names: Sequence[str], wanted: Sequence[Path]) -> list[Path]:
-    """The wanted path that fits each name of a tensor; a dot stands for a level: ``layers.0.kernel`` fits ``layers/0/kernel``,
-    whether ``0`` is a position, an int or text, and the key of a flat dictionary. Any other name is cut at its dots: patterns
-    of ``only=`` see it as a path.
+    """The wanted path that fits each name of a tensor: ``layers.0.kernel`` fits ``layers/0/kernel``, whether ``0`` is an int or
+    text, and the key of a flat dictionary. Any other name is cut at its dots: patterns of ``only=`` see it as a path.
     """
     exact = {path[0]: path for path in wanted if len(path) == 1}
     levels: dict[str, Path | None] = {}
@@ -122,9 +120,8 @@ def _idle_renames(
 
 
 def refuse_mismatches(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request: Request) -> None:
-    """Raises StructureMismatch with all differences and the arguments that would allow them; or with the entries of ``rename=``
-    and ``rules=`` that match no saved path. An entry with a new name that was saved is accepted: a program that loads
-    checkpoints from before and after a renaming passes the same ``rename=`` for both.
+    """Raises StructureMismatch with all differences and the arguments that would allow them; or with idle entries of ``rename=``
+    and ``rules=``. An entry with a new name that was saved is fine: it serves checkpoints from before and after a renaming.
     """
     rules = request.rules
     mismatches = [entry for plan in plans if plan.match for entry in plan.match.mismatches]

@@ -112,11 +112,8 @@ def wants_as_saved(item: SavedItem, positions: Sequence[int], request: Request) 
             )
         if request.dtype and spec.kind in _NUMBERS and spec.dtype.startswith(("float", "bfloat")):
             spec = LeafSpec(spec.kind, request.dtype, spec.shape)
-        chosen = (
-            _chosen(item, position, sharding)
-            if spec.kind in ("jax", "key") and not as_numpy
-            else None
-        )
+        on_device = spec.kind in ("jax", "key") and not as_numpy
+        chosen = _chosen(item, position, sharding) if on_device else None
         known[key] = _want(item, position, spec, chosen, as_numpy)
         wants.append(known[key])
     return wants
@@ -252,8 +249,7 @@ def _saved_sharding(item: SavedItem, position: int, mesh: Any = None) -> Any:
 
 def check_room(item: SavedItem, wants: Sequence[Want], replaced: Sequence[Any] = ()) -> None:
     """Raises CheckpointError, before anything is read, if arrays exceed the free memory of the default device, or if several
-    processes run and nothing says which holds what. ``replaced`` has the leaves in the places of what is read, if any are.
-    An array without a sharding is each process's own copy of one value, if it was saved as one or replaces one.
+    processes run and nothing says which holds what: neither the saved sharding nor the ``replaced`` leaf in that place.
     """
     unplaced = [
         (want.leaf, want.spec, leaf)

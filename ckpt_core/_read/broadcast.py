@@ -64,10 +64,9 @@ def read_and_send(
     context: StoreContext,
     watch: Callable[[int], None] | None = None,
 ) -> Generator[tuple[Want, dict[Region, Array]]]:
-    """What ``read_leaves`` yields, but each replicated region is read by one process only, which verifies and sends it. Every
-    process of the load must call it, with the same leaves and shardings. ``agree`` waits for all of them, so that none waits in
-    a collective for one that failed; ``process`` is the index of this one. Raises CheckpointCorrupt if any process read damaged
-    data, and CheckpointError if an exchange failed.
+    """What ``read_leaves`` yields, but only one process reads, verifies and sends each replicated region. All processes of the load
+    must call it, with the same leaves and shardings. ``agree`` waits for them, so that none waits in a collective for one that
+    failed; ``process`` is the index of this one. Raises CheckpointError if an exchange failed.
     """
     limit_bytes = min(_ROUND_BYTES, max(1, options.max_host_bytes // 4))
     turns = WriterTurns()  # so that all read about the same number of bytes
@@ -216,8 +215,7 @@ def _zeroed_lanes(size_bytes: int) -> Bytes:
 def _union(filled: Bytes, holders: tuple[int, ...]) -> Bytes:
     """The union of the buffers of all ``holders``, read-only; exactly these processes must call it; blocks. At most one process
     has set each byte, and it is zero in the others, so the sum of the buffers as integers is exact. ``filled`` is a buffer from
-    ``_zeroed_lanes``, equally large on all holders, and must not change afterwards; ``holders`` are ascending. One device of each
-    process takes part. Raises CheckpointError if the collective failed; the time limit is jax's, not ``timeout_secs``.
+    ``_zeroed_lanes``, and must not change afterwards. CheckpointError if it failed; the time limit is jax's.
     """
     add, mesh = _adder(holders)
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("process"))

@@ -55,9 +55,8 @@ def read_leaves(
     watch: Callable[[int], None] | None = None,
 ) -> Generator[tuple[Want, dict[Region, Array]]]:
     """The stored arrays of every wanted leaf, in order; each is verified before it is yielded. While the caller works on one
-    batch (128 MiB or 2048 leaves at most), up to 8 reader threads read the next one. A caller that does not take all must call
-    ``close``, which ends them. ``watch`` is called with about the bytes that were read of the next batch. Raises
-    CheckpointCorrupt if data is missing or truncated, or its checksum differs.
+    batch (128 MiB or 2048 leaves at most), up to 8 threads read the next one; ``close`` ends them. ``watch`` is called with
+    about the bytes that were read of the next batch. Raises CheckpointCorrupt if data is missing or damaged.
     """
     past_cache = None
     if sum(item.specs[want.leaf].stored_bytes for want in wants) >= _LEAST_BYTES_PAST_CACHE:

@@ -50,9 +50,8 @@ def function_name(value: Any, depth: int = _DEEPEST) -> str | None:
 
 
 def code_name(value: Any) -> str | None:
-    """The name of a function, or ``module:qualname()`` of the class of a sentinel; None for a value with state. One is the
-    placeholder for a tied weight (``equinox.nn.Shared``). The class must be importable by its name, and have no attributes, no
-    methods and no C-level fields.
+    """The name of a function, or ``module:qualname()`` of the class of a sentinel, such as the placeholder for a tied weight
+    (``equinox.nn.Shared``): it can be found by its name, and has no attributes, methods or C-level fields. Else None.
     """
     if name := function_name(value):
         return name
@@ -117,9 +116,9 @@ def _class_name(value: Any) -> str:
 
 
 def same_function(one: str, other: str) -> bool:
-    """Whether two names may denote the same function. Compares root package and qualified name only, since packages move
-    functions between private modules. ``__main__`` equals any package: a script in one program may be a module in another.
-    Earlier versions added arguments in parentheses, and after `` of `` the function that a wrapper transforms: these do not count.
+    """Whether two names may denote the same function: root package and qualified name count, since packages move functions.
+    ``__main__`` equals any package: a script in one program may be a module in another. Earlier versions added arguments in
+    parentheses, and after `` of `` the function that a wrapper transforms.
     """
     (package, name), (other_package, other_name) = _parts(one), _parts(other)
     alike = package == other_package or "__main__" in (package, other_package)

@@ -163,11 +163,10 @@ def flatten(
     keep: bool = False,
     saving: bool = False,
 ) -> FlatTree:
-    """Paths, leaves and structure of a tree; None belongs to the structure. ``expand`` is called, with their paths, for all but
-    arrays, plain values, dicts, lists and tuples. It gives the tree to flatten in the object's place and the function that makes
-    the object's value from a new state; or None. ``keep`` sets ``Node.make``, for ``unflatten``. ``saving`` raises for objects without
-    anything to store. Raises UnsupportedLeaf for an unsupported dictionary key, a container that contains itself, or nesting
-    beyond MAX_DEPTH or Python's recursion limit.
+    """Paths, leaves and structure of a tree; None belongs to the structure. ``expand`` is called for all but arrays, plain values,
+    dicts, lists and tuples; it gives None, or the tree to flatten in the object's place and the function that makes the object's
+    value from a new state. ``keep`` sets ``Node.make``, for ``unflatten``; ``saving`` raises for objects without anything to
+    store. Raises UnsupportedLeaf for an unsupported key, a container that contains itself, or too deep nesting.
     """
     walk = _Walk(expand, keep, saving)
     try:

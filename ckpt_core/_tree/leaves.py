@@ -1,20 +1,4 @@
-"""The kinds of leaves, and the array or text as which each is stored.
-
-Zarr and Orbax have no type for some values of training states. These are stored in a *carrier*:
-
-==============================  ================================================
-value                           stored as
-==============================  ================================================
-uint2, uint4, float6, e4m3      uint8 array of the same shape (the bit pattern)
-typed PRNG key                  uint32 array of its key data (as Orbax does)
-bytes                           uint8 array
-int beyond 64 bits              text of its hexadecimal digits
-complex                         complex128 array without dimensions
-``numpy.random.Generator``,     text: its state as JSON
-``RandomState``,
-``random.Random``
-==============================  ================================================
-"""
+"""The kinds of leaves, and the array or text (docs/format.md) as which each is stored: Zarr and Orbax lack some types."""
 
 from __future__ import annotations
 
