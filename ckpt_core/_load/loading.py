@@ -75,14 +75,7 @@ def run(opening: Opening, request: Request, step: int | None = None) -> Loaded:
                     if agreement is not None:
                         reading = agreement.planned(checkpoint, plans)
                     if operation.listener is not None:
-                        read = (
-                            (plan.item.specs, want.leaf)
-                            for plan in plans
-                            for want in plan.wants.values()
-                        )
-                        operation.total_bytes = sum(
-                            specs[leaf].stored_bytes for specs, leaf in read
-                        )
+                        operation.total_bytes = sum(plan.stored_bytes for plan in plans)
                     if in_place is not None:
                         in_place.begin(plans)
                     how = request, context, operation, reading, in_place

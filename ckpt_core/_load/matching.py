@@ -12,41 +12,18 @@ from ckpt_core import _adapters
 from ckpt_core._errors import CheckpointNotFound, Mismatch, StructureMismatch, UnsupportedLeaf
 from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core._lazy import jax
-from ckpt_core._load import constants
+from ckpt_core._load import constants, non_tree, targets
 from ckpt_core._load.derived import under_rules, under_select
-from ckpt_core._load.non_tree import (
-    as_json,
-    other_kind,
-    plan_non_tree,
-    refuse_other_form,
-    wants_plain_values,
-)
 from ckpt_core._load.plans import ItemPlan, Make, constant, pruned, renamed_dicts
 from ckpt_core._load.renames import renamed_names, under_wanted_paths
 from ckpt_core._load.request import NOT_PASSED, Request
-from ckpt_core._load.targets import (
-    PYTHON_NUMBERS,
-    TargetTree,
-    check_room,
-    is_deleted,
-    kind_of_result,
-    wants_as_saved,
-    wants_of_target,
-)
+from ckpt_core._load.targets import TargetTree
 from ckpt_core._read import Want, with_specs
 from ckpt_core._saved import Checkpoint, DerivedItem, ExtentItem, NativeItem, OrbaxItem, SavedItem
 from ckpt_core._storage import StoreContext
 from ckpt_core._tree import Node, Path, code_and_constants, flatten, format_path, unflatten
 from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec
-from ckpt_core._tree.match import (
-    Match,
-    MatchRules,
-    Renames,
-    covers,
-    match,
-    positions_of,
-    renamed_path,
-)
+from ckpt_core._tree.match import Match, MatchRules, covers, match, positions_of, renamed_path
 from ckpt_core._tree.patterns import Select, selector
 from ckpt_core._words import some
 from ckpt_core.arguments import nearest, with_article
@@ -83,9 +60,9 @@ def plan_item(
     like ``Files``, is read and verified here. Differences between leaves are in ``ItemPlan.match``; other misfits raise.
     """
     if isinstance(like, Files | Json | SavedFiles | type):
-        if wants_plain_values(saved, like):
-            return _plan_as_saved(saved, replace(request, only=None)).then(as_json)
-        refuse_other_form(checkpoint, saved, like)
+        if non_tree.wants_json(saved, like):
+            return _plan_as_saved(saved, replace(request, only=None)).then(non_tree.as_json)
+        non_tree.refuse_other_form(checkpoint, saved, like)
     if like is ...:
         return ItemPlan(saved, constant(...))
     adapter, copy = None if like is NOT_PASSED else _adapters.adapter_for(like), None
@@ -100,7 +77,7 @@ def plan_item(
         # the tuple or dict that numpy's ``set_state`` takes
         return plan.then(lambda value: value if isinstance(value, dict) else tuple(value))
     if saved.form != "tree":
-        return plan_non_tree(checkpoint, saved, adapter, like, context)
+        return non_tree.plan_non_tree(checkpoint, saved, adapter, like, context)
     # arrays of an Orbax item are opened to learn the spec of every leaf
     item = with_specs(checkpoint, saved, context) if isinstance(saved, OrbaxItem) else saved
     if request.select:
@@ -110,7 +87,7 @@ def plan_item(
     if like is NOT_PASSED:
         return _plan_as_saved(item, request)
     if getattr(adapter, "per_process", False):
-        raise other_kind(checkpoint, item, "a tree of arrays", type(like).__name__)
+        raise non_tree.other_kind(checkpoint, item, "a tree of arrays", type(like).__name__)
     if getattr(adapter, "accepts_any_structure", False):
         if request.name_rules and under_rules(item, request.name_rules, (), ())[0].rules:
             raise TypeError(
@@ -144,18 +121,18 @@ def _plan_strict(item: SavedItem, wanted: TargetTree, request: Request) -> ItemP
             if position is None or (saved := item.specs[position]).kind in TEXT_KINDS:
                 continue
             spec = wanted.specs[result] or saved
-            if spec.kind in PYTHON_NUMBERS:
-                spec = kind_of_result(saved, spec)
+            if spec.kind in targets.PYTHON_NUMBERS:
+                spec = targets.kind_of_result(saved, spec)
             results.append(result)
             entries.append((position, spec, wanted.leaves[result]))
-        made = wants_of_target(item, entries, request.sharding)
+        made = targets.wants_of_target(item, entries, request.sharding)
         pairs = list(zip(results, made, strict=True))
         if isinstance(item, DerivedItem):  # parts of one array are read together
             recipes = item.recipes
             pairs.sort(key=lambda pair: recipes[pair[1].leaf].first)
         wants = dict(pairs)
         if request.sharding is None and set_parts is None:  # else each frees an old array
-            check_room(item, made, [leaf for _, _, leaf in entries])
+            targets.check_room(item, made, [leaf for _, _, leaf in entries])
     return ItemPlan(
         item,
         functools.partial(unflatten, flat.root),
@@ -176,7 +153,7 @@ def _matched(item: SavedItem, wanted: TargetTree, request: Request) -> Match:
     flat, places = wanted.flat, wanted.places
     # else the paths are those of the target
     aligns = wanted.live and hasattr(_adapters.adapter_for(wanted.like), "align")
-    if aligns or isinstance(rules.rename, Renames) or not isinstance(item, NativeItem):
+    if aligns or rules.rename is not None or not isinstance(item, NativeItem):
         item, rules, left_alone = under_wanted_paths(item, wanted, request)
     selected = None if request.only is None else _selection(request.only, item.name, wanted.like)
     everything = selected is None
@@ -216,9 +193,9 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
         for result, position in enumerate(positions)
         if item.specs[position].kind not in TEXT_KINDS
     }
-    wants = wants_as_saved(item, [*arrays], request)
+    wants = targets.wants_as_saved(item, [*arrays], request)
     if request.sharding is None and not request.as_numpy:
-        check_room(item, wants)
+        targets.check_room(item, wants)
     root = item.root
     if selected is not None:
         root = pruned(root, set(positions)) or Node("dict")
@@ -265,7 +242,7 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
         leaf, spec = now.get(item.paths[at]), item.specs[at]
         fits = isinstance(leaf, jax.Array) and tuple(leaf.shape) == spec.shape
         if fits and spec.kind in ("jax", "key"):
-            (wants[at],) = wants_of_target(item, [(at, spec, leaf)])
+            (wants[at],) = targets.wants_of_target(item, [(at, spec, leaf)])
 
     def make(leaves: list[Any]) -> Any:
         adapter.set_state(like, unflatten(item.root, leaves))
@@ -332,7 +309,7 @@ def _refuse_abstract_kept(
         if source is not None:
             continue
         chosen = selected is None or (spec is not None and selected(path, spec))
-        deleted = chosen and is_deleted(leaf)
+        deleted = chosen and targets.is_deleted(leaf)
         if not deleted and not isinstance(leaf, without_value):
             continue
         text = format_path(path)

@@ -65,7 +65,7 @@ _PLAIN_LEAVES = frozenset({"int", "bigint", "float", "bool", "str"})
 _PLAIN_NODES = frozenset({"dict", "list", "tuple", "leaf", "none"})
 
 
-def wants_plain_values(saved: SavedItem, like: Any) -> bool:
+def wants_json(saved: SavedItem, like: Any) -> bool:
     """Whether the target says ``Json``, and the item is a tree that JSON could hold. A ``Json`` that was loaded is a plain
     value: saved again without ``Json`` around it, it is a tree.
     """

@@ -41,6 +41,11 @@ class ItemPlan:
         """Name of the item, for messages."""
         return self.item.name or "the target"
 
+    @property
+    def stored_bytes(self) -> int:
+        """Of the arrays that are read."""
+        return sum(self.item.specs[want.leaf].stored_bytes for want in self.wants.values())
+
     def then(self, convert: Callable[[Any], Any]) -> ItemPlan:
         """The plan of the same item, of which the value is converted."""
         make = self.make

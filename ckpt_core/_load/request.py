@@ -132,14 +132,9 @@ def make_request(
             "as_numpy=True cannot be combined with like or sharding=: both say where arrays go"
         )
     asks = cast is not False or (missing, unexpected) != ("error", "error")
+    renamed = Renames(rename) if isinstance(rename, Mapping) else rename
     return Request(
-        MatchRules(
-            Renames(rename) if isinstance(rename, Mapping) else rename,
-            bool(cast) and like is not None,
-            missing,
-            unexpected,
-            static,
-        ),
+        MatchRules(renamed, bool(cast) and like is not None, missing, unexpected, static),
         None if only is None else read_again(only),
         checked_options(options),
         sharding=sharding,

@@ -32,9 +32,8 @@ def converted(
     elif not casts_at_once(array.dtype, dtype):
         exact = array.astype(np.float32)
     with np.errstate(all="ignore"):
-        if (
-            from_ == "f" and to == "i" and dtype.kind not in "iu"
-        ):  # in steps that all of ml_dtypes have
+        if from_ == "f" and to == "i" and dtype.kind not in "iu":
+            # in steps that every dtype of ml_dtypes has
             made = exact.astype(np.float32).astype(np.int32).astype(dtype)
         else:
             made = exact.astype(dtype)
