@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckpt_core._adapters import introduce, refuse_twice
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
@@ -43,17 +43,12 @@ from ckpt_core._words import some
 Opening = Callable[[], Checkpoint]
 
 
-class Loaded(NamedTuple):
-    """The result of a load or restore."""
-
-    checkpoint: Checkpoint
-    values: dict[str, Any]  # by the item's name in the result
-    plans: Sequence[ItemPlan]  # as executed, for the report
-
-
-def run(opening: Opening, request: Request, step: int | None = None) -> Loaded:
-    """Runs a load or restore, on every process that takes part: opens, matches and plans; reads and assembles; applies. If the
-    checkpoint is replaced meanwhile, a process that is alone loads the new one. ``step`` is None outside of a Checkpointer.
+def run(
+    opening: Opening, request: Request, step: int | None = None
+) -> tuple[Checkpoint, dict[str, Any], Sequence[ItemPlan]]:
+    """The checkpoint that was loaded or restored; the values by item name; and the plans, for the report. On every process that
+    takes part: opens, matches and plans; reads and assembles; applies. If the checkpoint is replaced meanwhile, a process that
+    is alone loads the new one. ``step`` is None outside of a Checkpointer.
     """
     options = request.options
     # every process counts rounds; if one took a round alone, it would be one ahead from then on
@@ -88,7 +83,7 @@ def run(opening: Opening, request: Request, step: int | None = None) -> Loaded:
                     values = in_place.finish(plans, leaves)
                 else:
                     values = [plan.make(made) for plan, made in zip(plans, leaves, strict=True)]
-            return Loaded(checkpoint, dict(zip(named, values, strict=True)), plans)
+            return checkpoint, dict(zip(named, values, strict=True)), plans
         except BaseException as error:
             if in_place is not None:
                 in_place.give_up(error)

@@ -22,7 +22,7 @@ from ckpt_core._read import Want, with_specs
 from ckpt_core._saved import Checkpoint, DerivedItem, ExtentItem, NativeItem, OrbaxItem, SavedItem
 from ckpt_core._storage import StoreContext
 from ckpt_core._tree import Node, Path, code_and_constants, flatten, format_path, unflatten
-from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec
+from ckpt_core._tree.leaves import PYTHON_NUMBERS, TEXT_KINDS, LeafSpec
 from ckpt_core._tree.match import Match, MatchRules, covers, match, positions_of, renamed_path
 from ckpt_core._tree.patterns import Select, selector
 from ckpt_core._words import some
@@ -121,7 +121,7 @@ def _plan_strict(item: SavedItem, wanted: TargetTree, request: Request) -> ItemP
             if position is None or (saved := item.specs[position]).kind in TEXT_KINDS:
                 continue
             spec = wanted.specs[result] or saved
-            if spec.kind in targets.PYTHON_NUMBERS:
+            if spec.kind in PYTHON_NUMBERS:
                 spec = targets.kind_of_result(saved, spec)
             results.append(result)
             entries.append((position, spec, wanted.leaves[result]))

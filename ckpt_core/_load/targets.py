@@ -218,9 +218,6 @@ def wants_of_target(
     return wants
 
 
-PYTHON_NUMBERS = frozenset({"int", "float", "bool", "complex"})
-
-
 def kind_of_result(saved: LeafSpec, wanted: LeafSpec) -> LeafSpec:
     """The spec of a leaf that is wanted as a Python number. A saved array stays one: else steps would compute in another dtype."""
     if saved.kind not in _NUMBERS:

@@ -25,7 +25,10 @@ TEXT_KINDS = frozenset({"str", "bigint", "generator", "random_state", "py_random
 CHANGEABLE_KINDS = frozenset({"numpy", "generator", "random_state", "py_random"})
 """Kinds of leaves that a program changes in place: one of them at two places must stay one."""
 
-KINDS = ARRAY_KINDS | TEXT_KINDS | {"numpy_scalar", "int", "float", "bool", "complex", "bytes"}
+PYTHON_NUMBERS = frozenset({"int", "float", "bool", "complex"})
+"""Kinds of leaves that are loaded as Python's numbers."""
+
+KINDS = ARRAY_KINDS | TEXT_KINDS | PYTHON_NUMBERS | {"numpy_scalar", "bytes"}
 """Every kind of leaf."""
 
 STORED_DTYPES = frozenset(
@@ -90,7 +93,7 @@ class LeafSpec:
     def __str__(self) -> str:
         if self.kind in TEXT_KINDS:
             return {"bigint": "int"}.get(self.kind, self.kind)
-        if self.kind in ("int", "float", "bool", "complex"):
+        if self.kind in PYTHON_NUMBERS:
             return self.kind
         name = f"key<{self.dtype}>" if self.kind == "key" else self.dtype
         return f"{name}[{','.join(map(str, self.shape))}]"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ckpt_core._errors import CheckpointCorrupt, Mismatch
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.casts import family
-from ckpt_core._tree.leaves import LeafSpec
+from ckpt_core._tree.leaves import PYTHON_NUMBERS, LeafSpec
 from ckpt_core._tree.patterns import Select
 from ckpt_core.arguments import nearest
 
@@ -125,7 +125,8 @@ def parse_path(text: str) -> Path:
     return tuple(part.replace("~1", "/").replace("~0", "~") for part in text.split("/"))
 
 
-_PYTHON_NUMBERS = {"int": "iu", "float": "f", "bool": "b", "complex": "c"}
+_NUMBERS = PYTHON_NUMBERS | {"jax", "numpy", "numpy_scalar"}
+"""Kinds of leaves that fit each other; of any other kind, a leaf fits a target of its own kind alone."""
 
 
 def _compare(
@@ -138,21 +139,20 @@ def _compare(
 
     if {saved.kind, wanted.kind} <= {"int", "bigint"}:
         return
-    saved_group, wanted_group = _group(saved), _group(wanted)
-    if saved_group != wanted_group:
-        differs("kind")
-        return
-    if saved_group != "number":
-        if saved_group == "key" and saved.dtype != wanted.dtype:
-            differs("dtype")
-        if saved_group == "key" and saved.shape != wanted.shape:
-            differs("shape")
+    if not {saved.kind, wanted.kind} <= _NUMBERS:
+        if saved.kind != wanted.kind:
+            differs("kind")
+        elif saved.kind == "key":
+            if saved.dtype != wanted.dtype:
+                differs("dtype")
+            if saved.shape != wanted.shape:
+                differs("shape")
         return
     if saved.shape != wanted.shape:
         differs("shape")
     if saved.dtype == wanted.dtype:
         return
-    loose = _PYTHON_NUMBERS.get(saved.kind) or _PYTHON_NUMBERS.get(wanted.kind)
+    loose = saved.kind in PYTHON_NUMBERS or wanted.kind in PYTHON_NUMBERS
     if loose and family(saved.dtype) == family(wanted.dtype):
         return  # a Python number has no fixed width; assembling raises if the value does not fit
     drops_imaginary = family(saved.dtype) == "c" != family(wanted.dtype)
@@ -160,12 +160,6 @@ def _compare(
         result.cast.append(path)
     else:
         differs("dtype")
-
-
-def _group(spec: LeafSpec) -> str:
-    """The group of a leaf's kind; a leaf of one group never fits a target of another."""
-    numbers = ("jax", "numpy", "numpy_scalar", "float", "bool", "complex", "int")
-    return "number" if spec.kind in numbers else spec.kind
 
 
 def _with_nearest(mismatches: list[Mismatch]) -> list[Mismatch]:
