@@ -171,7 +171,7 @@ def _nearest(path: str, name: str, others: Collection[tuple[str, str]]) -> str |
 def refuse_without_functions(item: SavedItem, root: Node) -> None:
     """Raises StructureMismatch if the structure has functions that no target supplied; it lists all, and what to pass."""
     missing = [
-        Mismatch(format_path(path), "function", name, None, None, item.name or None)
+        item.differs(path, "function", name, None)
         for path, node in nodes_in(root)
         if (name := _name(node)) and node.make is None
     ]

@@ -264,8 +264,7 @@ def under_select(
                 as_part = leaf_spec(spec.kind, spec.dtype, part.shape, spec.detail)
                 made[leaf] = path, (as_part, Recipe.of(part))
         except IndexError as error:
-            why = Mismatch(format_path(path), "select", str(spec), str(error), None, item.name)
-            problems.append(why)
+            problems.append(item.differs(path, "select", spec, error))
     if problems:
         raise StructureMismatch(problems, where=where)
     return _derived(item, made) if changed else item

@@ -113,7 +113,7 @@ def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> d
         for name, part in target.items()
     }
     if request.restores:
-        introduce({name: target for name, (_, target) in chosen.items()})
+        introduce(target)
     named = {
         name: plan_item(checkpoint, saved, target, request, context)
         for name, (saved, target) in chosen.items()

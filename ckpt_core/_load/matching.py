@@ -227,7 +227,7 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
     if item.paths and not read:
         return ItemPlan(item, constant(like))
     lacking = [
-        Mismatch(format_path(path), "unexpected", str(item.specs[at]), None, None, item.name)
+        item.differs(path, "unexpected", item.specs[at], None)
         for at, path in enumerate(item.paths)
         if at not in read and path not in now
     ]
@@ -286,9 +286,7 @@ def _placeholders_for_nothing(
         text = tuple(map(str, renamed_path(path, rules.rename)))
         saved.update(text[:length] for length in range(len(text) + 1))
     return [
-        Mismatch(
-            format_path(path), "missing", None, "anything, to be left out", None, item.name or None
-        )
+        item.differs(path, "missing", None, "anything, to be left out")
         for path in places
         if tuple(map(str, path)) not in saved
     ]
@@ -312,12 +310,11 @@ def _refuse_abstract_kept(
         deleted = chosen and targets.is_deleted(leaf)
         if not deleted and not isinstance(leaf, without_value):
             continue
-        text = format_path(path)
         why = "deleted: donated, or by a restore that failed" if deleted else "abstract"
         now = "as saved" if spec is None else f"{spec} ({why})"
-        at = places.get(text)
+        at = places.get(format_path(path))
         if at is None:
-            found.mismatches.append(Mismatch(text, "missing", None, now, None, item.name))
+            found.mismatches.append(item.differs(path, "missing", None, now))
         else:
             found.mismatches[at] = replace(found.mismatches[at], wanted=now)
 

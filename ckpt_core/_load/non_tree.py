@@ -13,7 +13,7 @@ import numpy as np
 
 from ckpt_core import _processes
 from ckpt_core._directory import place, read_pieces
-from ckpt_core._errors import CheckpointCorrupt, CheckpointError, Mismatch, StructureMismatch
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, StructureMismatch
 from ckpt_core._format import process_state
 from ckpt_core._format.untrusted import parse_json, refuse_deep, refuse_heavy
 from ckpt_core._items import SavedFiles, names_a_form
@@ -90,8 +90,7 @@ def other_kind(
     checkpoint: Checkpoint, saved: SavedItem, kind: str, wanted: str
 ) -> StructureMismatch:
     """The error for a target of another kind than the item."""
-    mismatch = Mismatch("(root)", "kind", kind, wanted, None, saved.name)
-    return StructureMismatch([mismatch], where=checkpoint.path)
+    return StructureMismatch([saved.differs((), "kind", kind, wanted)], where=checkpoint.path)
 
 
 def as_json(value: Any) -> Any:

@@ -12,10 +12,10 @@ import numpy as np
 
 from ckpt_core._devices import placing, shardings
 from ckpt_core._errors import CheckpointError, Mismatch, StructureMismatch, UnsupportedLeaf
-from ckpt_core._layout.regions import Region, whole
+from ckpt_core._layout.regions import whole
 from ckpt_core._lazy import jax
 from ckpt_core._load.request import Request
-from ckpt_core._read import Array, Want
+from ckpt_core._read import Array, Parts, Want
 from ckpt_core._results import LeafInfo
 from ckpt_core._saved import SavedItem
 from ckpt_core._tree import FlatTree, Path, format_path
@@ -170,8 +170,7 @@ def _want(item: SavedItem, position: int, spec: LeafSpec, sharding: Any, as_nump
     try:
         regions = shardings.local_regions(sharding, saved.shape)
     except ValueError as error:  # the mesh does not divide a dimension evenly
-        where = format_path(item.paths[position])
-        mismatch = Mismatch(where, "sharding", str(saved), str(sharding), None, item.name or None)
+        mismatch = item.differs(item.paths[position], "sharding", saved, sharding)
         raise StructureMismatch([mismatch], advice=str(error)) from None
     if spec.kind == "key":
         words = saved.stored_shape[-1]
@@ -302,9 +301,7 @@ def is_resharded(described: dict[str, Any] | None, sharding: Any) -> bool:
 _PYTHON_FLOATS = ("float", "complex")
 
 
-def value_of(
-    saved: LeafSpec, want: Want, parts: dict[Region, Array], path: Path, *, cast: bool
-) -> Any:
+def value_of(saved: LeafSpec, want: Want, parts: Parts, path: Path, *, cast: bool) -> Any:
     """The value of one leaf, made of its regions in host memory. Raises StructureMismatch if they do not fit the wanted dtype."""
     spec = want.spec or saved
     if spec.kind == "key":
@@ -332,9 +329,7 @@ def value_of(
     return array[()] if spec.kind == "numpy_scalar" else from_host_array(array, spec)
 
 
-def _logical(
-    saved: LeafSpec, spec: LeafSpec, parts: dict[Region, Array], path: Path, cast: bool
-) -> dict[Region, Array]:
+def _logical(saved: LeafSpec, spec: LeafSpec, parts: Parts, path: Path, cast: bool) -> Parts:
     """The stored parts, converted to the saved dtype, or to that of the target if it has one."""
     made = {region: as_logical(part, saved) for region, part in parts.items()}
     if not spec.dtype or spec.kind == "bytes" or saved.kind == "key":

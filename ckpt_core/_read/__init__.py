@@ -3,4 +3,4 @@
 from ckpt_core._read.broadcast import read_and_send
 from ckpt_core._read.orbax import read_special, with_specs
 from ckpt_core._read.pipeline import read_leaves
-from ckpt_core._read.wants import Array, Reading, Want
+from ckpt_core._read.wants import Array, Parts, Reading, Want

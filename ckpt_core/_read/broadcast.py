@@ -23,7 +23,7 @@ from ckpt_core._layout.regions import Region, Shape, region_shape
 from ckpt_core._lazy import jax
 from ckpt_core._options import MIB, Options
 from ckpt_core._read.pipeline import read_leaves
-from ckpt_core._read.wants import Array, Want, aligned
+from ckpt_core._read.wants import Array, Parts, Want, aligned
 from ckpt_core._saved import Checkpoint, NativeItem, SavedItem
 from ckpt_core._storage import StoreContext
 
@@ -63,7 +63,7 @@ def read_and_send(
     options: Options,
     context: StoreContext,
     watch: Callable[[int], None] | None = None,
-) -> Generator[tuple[Want, dict[Region, Array]]]:
+) -> Generator[tuple[Want, Parts]]:
     """What ``read_leaves`` yields, but only one process reads, verifies and sends each replicated region. All processes of the load
     must call it, with the same leaves and shardings. ``agree`` waits for them, so that none waits in a collective for one that
     failed; ``process`` is the index of this one. Raises CheckpointError if an exchange failed.
@@ -81,7 +81,7 @@ def read_and_send(
                 alone[piece.step].append(piece.part)
         here += [Want(step.want.leaf, parts) for step, parts in zip(steps, alone, strict=True)]
     with contextlib.closing(read_leaves(checkpoint, item, here, options, context, watch)) as source:
-        parts: dict[Region, Array] = {}
+        parts: Parts = {}
         for steps, shared, _ in rounds:
             read = [next(source)[1] for _ in steps]
             # all memory before the processes agree: none waits in a collective for one that has too little
@@ -132,7 +132,7 @@ def _pieces(
     return shared, alone
 
 
-def _room(pieces: Sequence[_Piece], read: list[dict[Region, Array]], process: int) -> Bytes:
+def _room(pieces: Sequence[_Piece], read: list[Parts], process: int) -> Bytes:
     """Memory for one exchange: the pieces in order, zeros where another process reads one, for which ``read`` gets a buffer."""
     filled, start = _zeroed_lanes(sum(piece.size_bytes for piece in pieces)), 0
     for piece in pieces:

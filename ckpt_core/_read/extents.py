@@ -31,6 +31,7 @@ from ckpt_core._read.wants import (
     PIECE_BYTES,
     Array,
     Job,
+    Parts,
     Reads,
     ReadsOf,
     Share,
@@ -75,7 +76,7 @@ class Chunk(NamedTuple):
     crcs: list[int] | None = None
 
 
-_Small = tuple[int, Extent, int | None, dict[Region, Array]]
+_Small = tuple[int, Extent, int | None, Parts]
 """A small array: its leaf, its place, its checksum or None, and the parts of it that are wanted."""
 
 
@@ -213,7 +214,7 @@ class ExtentReader:
     def plan(self, batch: list[Want]) -> Reads:
         """Buffers for a batch, and the jobs that fill and verify them."""
         small: dict[str, list[_Small]] = {}
-        planned: list[tuple[Want, dict[Region, Array]]] = []
+        planned: list[tuple[Want, Parts]] = []
         jobs: list[Job] = []
         for want in batch:
             parts = self._plan_one_chunk(want, small, jobs)
@@ -228,7 +229,7 @@ class ExtentReader:
 
     def _plan_one_chunk(
         self, want: Want, small: dict[str, list[_Small]], jobs: list[Job]
-    ) -> dict[Region, Array] | None:
+    ) -> Parts | None:
         """Buffers of a leaf that is one chunk, and small or mapped; else None. ``_joined`` reads those in ``small`` together."""
         leaf, stored = want.leaf, self._stored
         spec, chunk = self._specs[leaf], stored.chunks[leaf]
@@ -294,9 +295,7 @@ class ExtentReader:
 
             yield job
 
-    def _take(
-        self, leaf: int, file: str, data: Array, crc: int | None, parts: dict[Region, Array]
-    ) -> None:
+    def _take(self, leaf: int, file: str, data: Array, crc: int | None, parts: Parts) -> None:
         """Verifies the bytes of a small array, and copies them to where they belong."""
         self._check(leaf, file, data, crc)
         spec = self._specs[leaf]

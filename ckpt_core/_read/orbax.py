@@ -13,7 +13,7 @@ from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format import orbax_read
 from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._layout.regions import Region, whole, within
-from ckpt_core._read.wants import Array, Job, Reads, Share, Want, take
+from ckpt_core._read.wants import Array, Job, Parts, Reads, Share, Want, take
 from ckpt_core._saved import Checkpoint, OrbaxItem, naming
 from ckpt_core._storage import (
     ForeignArray,
@@ -38,14 +38,14 @@ class OrbaxReader:
 
     def plan(self, batch: list[Want]) -> Reads:
         """Buffers for a batch, and the jobs that fill them."""
-        planned = [(want, dict[Region, Array]()) for want in batch]
+        planned = [(want, Parts()) for want in batch]
         return planned, [
             functools.partial(self._fill, want.leaf, region, parts)
             for want, parts in planned
             for region in want.regions
         ]
 
-    def _fill(self, leaf: int, region: Region, parts: dict[Region, Array]) -> None:
+    def _fill(self, leaf: int, region: Region, parts: Parts) -> None:
         parts[region] = self._read(leaf, region)
 
     def _read(self, leaf: int, region: Region) -> Array:

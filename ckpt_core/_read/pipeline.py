@@ -13,13 +13,13 @@ from typing import Any
 
 from ckpt_core._background import Workers
 from ckpt_core._directory import is_local_disk
-from ckpt_core._layout.regions import Region, region_size
+from ckpt_core._layout.regions import region_size
 from ckpt_core._options import MIB, Options
 from ckpt_core._platform import DIRECT
 from ckpt_core._processes import coordination
 from ckpt_core._read.extents import ExtentReader, StoredChunks, StoredTensors
 from ckpt_core._read.orbax import OrbaxReader
-from ckpt_core._read.wants import Array, Job, Reads, Share, Want, buffers
+from ckpt_core._read.wants import Job, Parts, Reads, Share, Want, buffers
 from ckpt_core._saved import (
     Checkpoint,
     DerivedItem,
@@ -53,7 +53,7 @@ def read_leaves(
     options: Options,
     context: StoreContext,
     watch: Callable[[int], None] | None = None,
-) -> Generator[tuple[Want, dict[Region, Array]]]:
+) -> Generator[tuple[Want, Parts]]:
     """The stored arrays of every wanted leaf, in order; each is verified before it is yielded. While the caller works on one
     batch (128 MiB or 2048 leaves at most), up to 8 threads read the next one; ``close`` ends them. ``watch`` is called with
     about the bytes that were read of the next batch. Raises CheckpointCorrupt if data is missing or damaged.
@@ -67,7 +67,7 @@ def read_leaves(
     with contextlib.ExitStack() as stack:
         reader = _reader(checkpoint, item, wants, options, context, past_cache, stack)
         workers: Workers | None = None
-        running: list[tuple[Want, dict[Region, Array]]] = []
+        running: list[tuple[Want, Parts]] = []
         started: list[Future[Any]] = []
         running_bytes = 0
         for batch, size_bytes in itertools.chain(_batches(item, wants, limit), [([], 0)]):
@@ -145,7 +145,7 @@ class DerivedReader:
 
     def plan(self, batch: list[Want]) -> Reads:
         """Buffers for a batch, and the jobs that fill them."""
-        item, found, jobs = self._item, dict[int, dict[Region, Array]](), list[Job]()
+        item, found, jobs = self._item, dict[int, Parts](), list[Job]()
         renamed, shares = dict[int, Want](), dict[int, list[Share]]()  # by number; by array
         for number, want in enumerate(batch):
             if (stored := item.as_stored(want.leaf)) is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckpt_core._directory import Backend
-from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
+from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound, Mismatch
 from ckpt_core._format.orbax_read import OrbaxTree
 from ckpt_core._format.orbax_write import STRINGS_FILE, read_string
 from ckpt_core._format.recipes import Recipe
@@ -44,6 +44,11 @@ class SavedItem:
     def file(self, name: str) -> str:
         """Path of one of the item's files, relative to the checkpoint."""
         return f"{self.directory}/{name}" if self.directory else name
+
+    def differs(self, path: Path, kind: str, saved: object, wanted: object) -> Mismatch:
+        """The mismatch of a leaf with what is wanted there."""
+        texts = (None if one is None else str(one) for one in (saved, wanted))
+        return Mismatch(format_path(path), kind, *texts, item=self.name or None)
 
     def name_of(self, leaf: int) -> str:
         """Name of a leaf's array."""
