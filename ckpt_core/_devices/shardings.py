@@ -147,14 +147,6 @@ def _saved_mesh(described: dict[str, Any]) -> jax.sharding.Mesh | None:
     return jax.sharding.Mesh(devices, described["axis_names"], axis_types=types or None)
 
 
-def local_regions(sharding: Any, shape: Shape) -> list[Region]:
-    """The distinct regions of an array that the devices of this process hold."""
-    if sharding is None:
-        return [whole(shape)]
-    held = local_shards(sharding, True, shape, jax.process_index())
-    return [region for region, _, _ in held.mine]
-
-
 def wanted_sharding(leaf: Any) -> Any:
     """The sharding of a target leaf, or None; on an abstract mesh that of ``jax.set_mesh``, or ValueError."""
     if isinstance(leaf, jax.Array):

@@ -1,12 +1,9 @@
 """What is checked of bytes that anybody may have written: names, sizes, what JSON and zstd would take. Pure.
 
-A larger file is damaged, and is not read: it may be extended sparsely to terabytes. If the
-record lists a file, its size there counts; these limits are for files read without a record, and for crafted ones.
-They allow more leaves than a record may have (``treedef``). Measured with 100,000, a leaf takes up to 52 bytes in
-``ckpt.json``, 75 in a checksum file, 300 in ``_METADATA`` and 8 in the index. A save that would exceed them raises
-(``dump_record``).
-
-How deep and how many the values of a JSON file are is known before they are made.
+A larger file is damaged, and is not read: it may be extended sparsely to terabytes. If the record lists a file, its size
+there counts; these limits are for other files and crafted records. They allow more leaves than a record may have
+(``treedef``): of 100,000 a leaf took up to 52 bytes in ``ckpt.json``, 75 in a checksum file, 300 in ``_METADATA`` and 8 in
+the index. A save that would exceed them raises.
 """
 
 from __future__ import annotations

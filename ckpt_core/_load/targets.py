@@ -167,8 +167,11 @@ def _want(item: SavedItem, position: int, spec: LeafSpec, sharding: Any, as_nump
     if as_numpy or spec.kind not in ("jax", "key"):
         maps = as_numpy and dtype is None and saved.kind in ("jax", "numpy") and saved.detail != ">"
         return Want(position, [whole(saved.stored_shape)], maps, None, dtype, spec)
+    regions = [whole(saved.shape)]
     try:
-        regions = shardings.local_regions(sharding, saved.shape)
+        if sharding is not None:
+            held = shardings.local_shards(sharding, True, saved.shape, jax.process_index())
+            regions = [region for region, _, _ in held.mine]
     except ValueError as error:  # the mesh does not divide a dimension evenly
         mismatch = item.differs(item.paths[position], "sharding", saved, sharding)
         raise StructureMismatch([mismatch], advice=str(error)) from None

@@ -1,8 +1,7 @@
 """Loads with ``broadcast=True``: of the processes that hold a region, one reads it and sends it.
 
-Leaves are read in rounds of at most 64 MiB for each process. In each round every process reads its share, all agree that every
-read succeeded, and then replicated regions are exchanged over the devices. All compute the same rounds, from shapes, shardings
-and ``max_host_bytes``, which they have compared before.
+In rounds of at most 64 MiB for each process, all read their shares, agree that every read succeeded, and exchange replicated
+regions over the devices. The rounds follow from shapes, shardings and ``max_host_bytes``, which they have compared before.
 """
 
 from __future__ import annotations

@@ -88,9 +88,7 @@ class StoredTensors:
     def __init__(
         self, checkpoint: Checkpoint, item: ExtentItem, files: DataFiles | StoreFiles
     ) -> None:
-        self._checkpoint = checkpoint
-        self._item = item
-        self.files = files
+        self._checkpoint, self._item, self.files = checkpoint, item, files
         # Wanted bytes at most this far apart are read at once: in a store, each request takes its time.
         self.gap_bytes = 32 * KIB if checkpoint.location.local else MIB
         self.chunks = [tuple(max(1, size) for size in spec.shape) for spec in item.specs]
@@ -120,9 +118,7 @@ class StoredChunks:
         options: Options,
         context: StoreContext,
     ) -> None:
-        self._checkpoint = checkpoint
-        self._item = item
-        self.files = files
+        self._checkpoint, self._item, self.files = checkpoint, item, files
         self.chunks, self.codecs = item.chunks, item.codecs
         self._verify = options.checksums
         manifest = checkpoint.read_file(f"{item.directory}/{INDEX_FILE}")

@@ -211,8 +211,11 @@ def _open_orbax(location: Location, backend: Backend, step: dict[str, Any]) -> C
     for name in backend.children(path):
         known = orbax_read.handler_form(str(handlers.get(name, "")))
         item = _orbax_item(path, backend, name, known)
-        if item is None and name in handlers and not _is_tree(backend, path, name):
-            item = OrbaxItem(name, "files", directory=name)  # of a handler that is not Orbax's own
+        if item is None and name in handlers:
+            files = backend.files(f"{path}/{name}")
+            # arrays: the item has lost its metadata; else its handler is not Orbax's own
+            if not any(file == INDEX_FILE or file.endswith(_OF_ARRAYS) for file in files):
+                item = OrbaxItem(name, "files", directory=name)
         if item is None:
             continue
         if name == "metrics" and item.form == "json":
@@ -253,12 +256,6 @@ def _orbax_item(path: str, backend: Backend, name: str, known: str) -> OrbaxItem
     files = backend.files(f"{path}/{name}")
     states = any(file.startswith("process_") and "/" not in file for file in files)
     return OrbaxItem(name, "process", directory=name) if states else None
-
-
-def _is_tree(backend: Backend, path: str, name: str) -> bool:
-    """Whether arrays lie there: then the item has lost its metadata, and is not one of any files."""
-    files = backend.files(f"{path}/{name}")
-    return any(file == INDEX_FILE or file.endswith(_OF_ARRAYS) for file in files)
 
 
 def not_found(path: str, backend: Backend) -> CheckpointNotFound:
