@@ -141,16 +141,13 @@ def refuse_deep(
         ) from error
 
 
-_AT_ONCE_BYTES = 1 * MIB
-
-
 def decompress(data: bytes, most_bytes: int) -> bytes:
     """What a zstd frame holds; raises ValueError if it is damaged, or has more than ``most_bytes``, whatever it says itself."""
     parts: list[bytes] = []
     size_bytes = 0
     try:
         with zstandard.ZstdDecompressor().stream_reader(data) as reader:
-            while part := reader.read(_AT_ONCE_BYTES):
+            while part := reader.read(MIB):
                 parts.append(part)
                 size_bytes += len(part)
                 if size_bytes > most_bytes:

@@ -109,9 +109,6 @@ def report_of(plans: Sequence[ItemPlan]) -> RestoreReport:
     return RestoreReport(**{name: tuple(paths) for name, paths in found.items()})
 
 
-_ON_DEVICES = frozenset({"jax", "key"})
-
-
 def _resharded(plan: ItemPlan) -> Iterator[str]:
     """Paths of the leaves whose sharding differs from the one that they were saved with."""
     item = plan.item
@@ -119,7 +116,7 @@ def _resharded(plan: ItemPlan) -> Iterator[str]:
     moved: dict[tuple[int, int], bool] = {}
     for want in plan.wants.values():
         described, saved = item.shardings[want.leaf], item.specs[want.leaf]
-        on_devices = {(want.spec or saved).kind, saved.kind} <= _ON_DEVICES
+        on_devices = {(want.spec or saved).kind, saved.kind} <= {"jax", "key"}
         if not on_devices or (not described and isinstance(getattr(item, "base", item), OrbaxItem)):
             continue  # Orbax may have recorded no sharding
         pair = (id(described), id(want.sharding))

@@ -301,9 +301,6 @@ def is_resharded(described: dict[str, Any] | None, sharding: Any) -> bool:
     return saved is None or saved != sharding
 
 
-_PYTHON_FLOATS = ("float", "complex")
-
-
 def value_of(saved: LeafSpec, want: Want, parts: Parts, path: Path, *, cast: bool) -> Any:
     """The value of one leaf, made of its regions in host memory. Raises StructureMismatch if they do not fit the wanted dtype."""
     spec = want.spec or saved
@@ -338,7 +335,7 @@ def _logical(saved: LeafSpec, spec: LeafSpec, parts: Parts, path: Path, cast: bo
     if not spec.dtype or spec.kind == "bytes" or saved.kind == "key":
         return made
     dtype, lost = dtype_from_name(spec.dtype), list[Array]()
-    number = saved.kind in _PYTHON_FLOATS
+    number = saved.kind in ("float", "complex")
     # what jit makes of a Python float is weakly typed, and rounded: such a target asks for that
     rounds = not number or cast or spec.detail == "weak"
     for region, array in made.items():

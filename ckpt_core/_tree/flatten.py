@@ -38,8 +38,6 @@ Path = tuple[Key, ...]
 MAX_DEPTH = 300
 """Maximum nesting of a tree; also bounds the recursion over a malicious record."""
 
-_PRIMITIVES = (int, float, bool, complex, str, bytes)
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Node:
@@ -190,7 +188,8 @@ class _Walk:
     def __init__(self, expand: Callable[[Any, Path], Any] | None, keep: bool, saving: bool) -> None:
         self.paths, self.leaves = list[Path](), list[Any]()
         self._expand, self._keep, self._saving = expand, keep, saving
-        self._open, self._known_leaf_types = set[int](), set[type](_PRIMITIVES)
+        self._open = set[int]()
+        self._known_leaf_types: set[type] = {int, float, bool, complex, str, bytes}
 
     def visit(self, value: Any, path: Path) -> Node:
         cls = type(value)

@@ -17,8 +17,6 @@ from ckpt_core._lazy import jax
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.code import advice_for, unsupported
 
-ARRAY_KINDS = frozenset({"jax", "numpy", "key"})
-"""Kinds of leaves that are loaded as arrays."""
 TEXT_KINDS = frozenset({"str", "bigint", "generator", "random_state", "py_random"})
 """Kinds of leaves that are stored as text."""
 
@@ -28,7 +26,7 @@ CHANGEABLE_KINDS = frozenset({"numpy", "generator", "random_state", "py_random"}
 PYTHON_NUMBERS = frozenset({"int", "float", "bool", "complex"})
 """Kinds of leaves that are loaded as Python's numbers."""
 
-KINDS = ARRAY_KINDS | TEXT_KINDS | PYTHON_NUMBERS | {"numpy_scalar", "bytes"}
+KINDS = TEXT_KINDS | PYTHON_NUMBERS | {"jax", "key", "numpy", "numpy_scalar", "bytes"}
 """Every kind of leaf."""
 
 STORED_DTYPES = frozenset(

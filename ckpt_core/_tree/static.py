@@ -25,7 +25,6 @@ from ckpt_core._tree.code import wrapped_name
 _DEEPEST = 32
 _TYPES = {cls.__name__: cls for cls in (bool, int, float, complex, str, bytes)}
 _NUMBERS = frozenset("biufcV")
-_MEMBERS = {"fields", "function", "constants"}
 _DEEPEST_PART = 4
 
 
@@ -102,7 +101,7 @@ def _static_names(cls: type, children: tuple[str, ...]) -> tuple[str, ...]:
 
 def checked_static(value: Any) -> str:
     """The static parts in a record, validated and as text; raises ValueError for what ``static_text`` never writes."""
-    if not isinstance(value, dict) or not value.keys() <= _MEMBERS:
+    if not isinstance(value, dict) or not value.keys() <= {"fields", "function", "constants"}:
         raise ValueError(f"impossible static fields {str(value)[:80]}")
     for fields in (value.get("fields", {}), value.get("constants", {})):
         if not isinstance(fields, dict):
