@@ -113,7 +113,7 @@ def _idle_renames(
     for plan in plans:  # a target, or its adapter, may understand more: that for Keras has names in the middle of paths
         known = {name for obj, _ in plan.live for name in getattr(obj, "reads_renames", ())}
         idle = [entry for entry in idle if entry.old not in known]
-        if (adapter := _adapter_of_renames(plan.live)) is not None:
+        if idle and (adapter := _adapter_of_renames(plan.live)) is not None:
             paths = list(map(format_path, plan.item.paths))
             idle = [entry for entry in idle if not adapter.renamed({entry.old: entry.new}, paths)]
     return idle

@@ -268,7 +268,7 @@ def check_room(item: SavedItem, wants: Sequence[Want], replaced: Sequence[Any] =
             f"{where} was saved with a {kind}{f' on {on!s:.80}' if on else ''}: give a target with shardings, "
             "or load with sharding= or as_numpy=True"
         )
-    free = placing.free_bytes()
+    free = placing.free_bytes() if unplaced else None
     needed = sum(spec.stored_bytes for _, spec, _ in unplaced)
     if free is not None and needed > free:
         raise CheckpointError(

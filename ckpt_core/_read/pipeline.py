@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +31,6 @@ from ckpt_core._saved import (
 )
 from ckpt_core._storage import (
     DataFiles,
-    Location,
     PastCache,
     StoreContext,
     StoreFiles,
@@ -119,19 +118,20 @@ def _reader(
     if isinstance(item, OrbaxItem):
         return OrbaxReader(checkpoint, item)
 
-    def files_in(location: Location, sizes_bytes: Mapping[str, int]) -> DataFiles | StoreFiles:
-        if location.local:
-            files = DataFiles(location, sizes_bytes, is_local_disk, past_cache)
-        else:
-            files = StoreFiles(location, context)
-        return stack.enter_context(contextlib.closing(files))
-
     if isinstance(item, ExtentItem):
-        files = files_in(checkpoint.location, item.sizes_bytes)
+        location, sizes_bytes = checkpoint.location, item.sizes_bytes
+    else:
+        assert isinstance(checkpoint, NativeCheckpoint)
+        location, sizes_bytes = checkpoint.location / item.directory, checkpoint.sizes_in(item)
+    if location.local:
+        files = DataFiles(location, sizes_bytes, is_local_disk, past_cache)
+    else:
+        files = StoreFiles(location, context)
+    stack.enter_context(contextlib.closing(files))
+    if isinstance(item, ExtentItem):
         return ExtentReader(StoredTensors(checkpoint, item, files), item.specs)
     assert isinstance(checkpoint, NativeCheckpoint)
     assert isinstance(item, NativeItem)
-    files = files_in(checkpoint.location / item.directory, checkpoint.sizes_in(item))
     stored = StoredChunks(checkpoint, item, files, wants, options, context)
     return ExtentReader(stored, item.specs)
 
