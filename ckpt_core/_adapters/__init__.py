@@ -272,9 +272,8 @@ def introduce(items: Mapping[str, Any]) -> dict[str, Adapter | None]:
                     inside = dict(enumerate(children))
             for kind in {*map(type, inside.values())}:  # not each leaf: there may be thousands
                 if _for_class(kind) is not None or not issubclass(kind, _plain_types()):
-                    for key, part in inside.items():
-                        if type(part) is kind:
-                            parts.append((f"{path}/{key}", part))
+                    here = ((key, part) for key, part in inside.items() if type(part) is kind)
+                    parts += [(f"{path}/{key}", part) for key, part in here]
     for obj in found.values():
         if meet := getattr(adapter_for(obj), "meet", None):
             meet(obj, found)

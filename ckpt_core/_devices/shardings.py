@@ -77,17 +77,13 @@ def describe_sharding(sharding: Any) -> dict[str, Any] | None:
             ],
             "device_mesh": {"mesh": ids(mesh.devices).tolist()},
         }
-        return described | _memory_kind(sharding)
-    if isinstance(sharding, jax.sharding.SingleDeviceSharding):
+    elif isinstance(sharding, jax.sharding.SingleDeviceSharding):
         (device,) = sharding.device_set
         described = {"sharding_type": "SingleDeviceSharding", "device_str": str(device)}
-        return described | _memory_kind(sharding)
-    return None
-
-
-def _memory_kind(sharding: Any) -> dict[str, Any]:
+    else:
+        return None
     kind = sharding.memory_kind
-    return {} if kind in (None, "device") else {"memory_kind": kind}
+    return described if kind in (None, "device") else {**described, "memory_kind": kind}
 
 
 def rebuild_sharding(

@@ -28,11 +28,8 @@ def load_checksums(data: bytes, file: str) -> tuple[int, dict[str, list[int]]]:
     block_bytes, chunks = described.get("block_bytes"), described.get("chunks")
     if type(block_bytes) is int and block_bytes > 0 and isinstance(chunks, dict):
         return block_bytes, cast("dict[str, list[int]]", chunks)
-    what = (
-        "blocks of no bytes"
-        if type(block_bytes) is int and block_bytes < 1
-        else "fields do not fit"
-    )
+    none = type(block_bytes) is int and block_bytes < 1
+    what = "blocks of no bytes" if none else "fields do not fit"
     raise CheckpointCorrupt(f"{file}: not a checksum file: {what}", file=file)
 
 
@@ -69,11 +66,10 @@ def stored_chunks(
 
 def checksum_chunk(values: np.ndarray[Any, Any]) -> tuple[int, ...]:
     """The checksums of a chunk's blocks, in order."""
-    chunk, itemsize = values.shape, values.itemsize
     data = bytes_of(values)
     if data.size <= BLOCK_BYTES:
         return (crc_of(data),)
     return tuple(
         crc_of(data[block.offset_bytes : block.offset_bytes + block.size_bytes])
-        for block in blocks(chunk, itemsize)
+        for block in blocks(values.shape, values.itemsize)
     )

@@ -141,16 +141,16 @@ def _functions(
     gone = {place: entry for place, entry in old.items() if place not in new}
     if gone and not any(node.kind == "code" for _, node in now.values()):
         empty = {place for place, (_, node) in now.items() if node.kind == "none"}
-        for place in list(gone):
-            if not empty.isdisjoint(place[:length] for length in range(len(place) + 1)):
-                del gone[place]
+        gone = {
+            place: entry
+            for place, entry in gone.items()
+            if empty.isdisjoint(place[:length] for length in range(len(place) + 1))
+        }
     came: dict[Path, tuple[str, str]] = {}
     if rules.missing == "error" and any(node.kind == "code" for _, node in before.values()):
-        for place, entry in new.items():
-            # earlier versions of ckpt did not record a function that a container wraps
-            wrapped = place in before and before[place][1].kind == "custom"
-            if place not in old and not wrapped:
-                came[place] = entry
+        # earlier versions of ckpt did not record a function that a container wraps
+        wraps = {place for place, (_, node) in before.items() if node.kind == "custom"}
+        came = {place: new[place] for place in new if place not in old and place not in wraps}
     for place, (path, name) in new.items():
         if place in old and not same_function(old[place][1], name):
             yield path, old[place][1], name, None
