@@ -263,7 +263,8 @@ def load_record(data: bytes) -> Record:
             item_name(name): _load_item(item, version, bounds)
             for name, item in value["items"].items()
         }
-        parent = value.get("parent")  # since 0.2
+        parent, shared = value.get("parent"), value.get("shared")  # since 0.2
+        leaves = {name: item.leaves for name, item in items.items()}
         return Record(
             items=items,
             files={
@@ -283,9 +284,7 @@ def load_record(data: bytes) -> Record:
             packed=base64.b64decode(value.get("small_files", ""), validate=True),  # since 0.2
             part=Part.load(value["part"]) if "part" in value else None,  # since 0.2
             parent=(int(parent[0]), str(parent[1])) if parent else None,
-            shared=_checked_shared(
-                value.get("shared", ()), {name: item.leaves for name, item in items.items()}
-            ),  # since 0.2
+            shared=_checked_shared(shared, leaves) if shared else (),
         )
     except (CheckpointCorrupt, NewerFormat):
         raise
@@ -319,7 +318,8 @@ def _load_item(value: dict[str, Any], version: int, bounds: TreeBounds) -> ItemR
     count = value["process_count"]
     if type(count) is not int or not 1 <= count <= _MAX_PROCESSES:
         raise ValueError(f"impossible number of processes {count!r}")
-    within = [[("", at) for at in group] for group in value.get("shared", ())]
+    shared = [[("", at) for at in group] for group in value.get("shared", ())]
+    shared = _checked_shared(shared, {"": leaves}) if shared else ()
     return ItemRecord(
         form=value["form"],
         tree=root,
@@ -328,9 +328,7 @@ def _load_item(value: dict[str, Any], version: int, bounds: TreeBounds) -> ItemR
         shardings=shardings,
         process_count=count,
         notes=tuple(map(file_name, value.get("notes", ()))),
-        shared=tuple(
-            tuple(at for _, at in group) for group in _checked_shared(within, {"": leaves})
-        ),
+        shared=tuple(tuple(at for _, at in group) for group in shared),
     )
 
 
