@@ -10,15 +10,7 @@ from typing import Any
 
 from ckpt_core._errors import Mismatch, StructureMismatch
 from ckpt_core._format.recipes import Part, Recipe, View, indexed, unchanged
-from ckpt_core._format.rules import (
-    Bound,
-    Rule,
-    bind,
-    dimensions,
-    resized,
-    view_of,
-    with_places,
-)
+from ckpt_core._format.rules import Bound, Rule, bind, dimensions, resized, view_of, with_places
 from ckpt_core._layout.regions import Shape, whole
 from ckpt_core._load.renames import paths_of_names
 from ckpt_core._saved import DerivedItem, ExtentItem, SavedItem

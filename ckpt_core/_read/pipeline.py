@@ -29,13 +29,7 @@ from ckpt_core._saved import (
     OrbaxItem,
     SavedItem,
 )
-from ckpt_core._storage import (
-    DataFiles,
-    PastCache,
-    StoreContext,
-    StoreFiles,
-    memory_bytes,
-)
+from ckpt_core._storage import DataFiles, PastCache, StoreContext, StoreFiles, memory_bytes
 
 _BATCH_BYTES = 128 * MIB
 _BATCH_LEAVES = 2048
