@@ -248,8 +248,8 @@ class _Walk:
         name = ""
         if isinstance(value, collections.defaultdict):
             factory = value.default_factory
-            made_by = (getattr(factory, part, "?") for part in ("__module__", "__qualname__"))
-            name = DEFAULTDICT + ("None" if factory is None else ":".join(made_by))
+            module, made = (getattr(factory, part, "?") for part in ("__module__", "__qualname__"))
+            name = DEFAULTDICT + ("None" if factory is None else f"{module}:{made}")
         return self._container(kind, keys, value.values(), path, type_name=name, make=make)
 
     def _container(
