@@ -159,7 +159,7 @@ def _steps(item: SavedItem, wants: Sequence[Want], process: int, limit_bytes: in
             steps.append(_Step(want, None, None, True, spec.stored_bytes))
             continue
         # jax shards evenly: all regions have the same shape
-        shard: Shape = sharding.shard_shape(spec.shape)
+        shard: Shape = want.sharding.shard_shape(spec.shape)
         shape = (*shard, *spec.stored_shape[len(spec.shape) :])
         row_bytes = max(1, spec.numpy_dtype.itemsize * math.prod(shape[1:]))
         slab_rows = max(1, min(_SLAB_BYTES, limit_bytes) // row_bytes)
