@@ -27,6 +27,7 @@ _KINDS = frozenset(
 _MOST_CHILDREN = 2**40
 _KEY_TYPES = frozenset({str, int})
 _TEXT_ONLY = frozenset({str})
+_INTS = frozenset({int, bool})
 _MOST_CONTAINERS = 2**20
 _MOST_LEAVES = 1_500_000
 _MOST_PATH_KEYS = 2**25
@@ -115,7 +116,10 @@ def load_nodes(
         if not isinstance(token, list) or (token[:1] != ["custom"] and not only_compared):
             raise ValueError(f"static fields of {at!r}, which is no registered class")
         told[at] = told.get(at, {}) | static  # in version 1, two entries may be of one node
-    texts = {at: checked_static(static) for at, static in told.items()}
+    texts = {
+        at: json.dumps(static) if _is_of_ints(static) else checked_static(static)
+        for at, static in told.items()
+    }
     loading = _Loading(tokens, texts, bounds)
     try:
         root, stop = loading.node(0, (), 0)
@@ -128,6 +132,13 @@ def load_nodes(
     if loading.odd_keys:
         _refuse_alike(loading.paths)
     return root, loading.paths
+
+
+def _is_of_ints(static: dict[str, Any]) -> bool:
+    """Whether there are only whole numbers to compare, of which models have thousands."""
+    numbers = static.get("constants")
+    only = len(static) == 1 and type(numbers) is dict
+    return only and _INTS.issuperset(map(type, cast("dict[str, Any]", numbers).values()))
 
 
 @dataclass

@@ -208,8 +208,7 @@ class _Walk:
                 return node
             numbers = value.constants.items()
             told = {name: ["float", x.hex()] if type(x) is float else x for name, x in numbers}
-            text = json.dumps({"constants": told}, separators=(",", ":"))
-            return dataclasses.replace(node, static=text)
+            return dataclasses.replace(node, static=json.dumps({"constants": told}))
         if len(path) > MAX_DEPTH:
             where = f"{format_path(path)[:200]}..."
             raise refused(value, where, f"nested more than {MAX_DEPTH} levels deep")
