@@ -337,7 +337,7 @@ def _warn_of_abstract_rest(found: Match, wanted: TargetTree, item: SavedItem) ->
 
 def copier(like: Any, item: str = "") -> Callable[[Any], Any]:
     """The function from a live object in ``like`` to its copy. Its first call copies all, together: if originals share arrays or
-    submodules, their copies do, too. It raises UnsupportedLeaf if one cannot be copied; ``item`` is for the message.
+    submodules, their copies do, too. ``item`` is for messages.
     """
     made: dict[int, Any] = {}
 

@@ -65,7 +65,7 @@ def read_and_send(
 ) -> Generator[tuple[Want, Parts]]:
     """What ``read_leaves`` yields, but only one process reads, verifies and sends each replicated region. All processes of the load
     must call it, with the same leaves and shardings. ``agree`` waits for them, so that none waits in a collective for one that
-    failed; ``process`` is the index of this one. Raises CheckpointError if an exchange failed.
+    failed; ``process`` is the index of this one.
     """
     limit_bytes = min(_ROUND_BYTES, max(1, options.max_host_bytes // 4))
     turns = WriterTurns()  # so that all read about the same number of bytes
@@ -214,7 +214,7 @@ def _zeroed_lanes(size_bytes: int) -> Bytes:
 def _union(filled: Bytes, holders: tuple[int, ...]) -> Bytes:
     """The union of the buffers of all ``holders``, read-only; exactly these processes must call it; blocks. At most one process
     has set each byte, and it is zero in the others, so the sum of the buffers as integers is exact. ``filled`` is a buffer from
-    ``_zeroed_lanes``, and must not change afterwards. CheckpointError if it failed; the time limit is jax's.
+    ``_zeroed_lanes``, and must not change afterwards. The time limit is jax's.
     """
     add, mesh = _adder(holders)
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("process"))

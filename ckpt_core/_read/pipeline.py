@@ -49,7 +49,7 @@ def read_leaves(
 ) -> Generator[tuple[Want, Parts]]:
     """The stored arrays of every wanted leaf, in order; each is verified before it is yielded. While the caller works on one
     batch (128 MiB or 2048 leaves at most), up to 8 threads read the next one; ``close`` ends them. ``watch`` is called with
-    about the bytes that were read of the next batch. Raises CheckpointCorrupt if data is missing or damaged.
+    about the bytes that were read of the next batch.
     """
     past_cache = None
     if sum(item.specs[want.leaf].stored_bytes for want in wants) >= _LEAST_BYTES_PAST_CACHE:
