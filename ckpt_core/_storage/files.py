@@ -26,7 +26,7 @@ import numpy as np
 from ckpt_core._errors import CheckpointCorrupt, name_file
 from ckpt_core._options import KIB, MIB
 from ckpt_core._platform import DIRECT, READ
-from ckpt_core._storage.location import Location, StoreContext, failure, is_shorter, range_of, ts
+from ckpt_core._storage.location import Location, StoreContext, failure, range_of, ts
 
 try:
     import resource
@@ -85,8 +85,6 @@ class StoreFiles:
         try:
             found = range_of(self._store, file, future, start, stop)
         except ValueError as error:
-            if is_shorter(error):
-                return 0
             raise failure(error, f"{self._location.path}/{file}: cannot be read") from error
         data = _NOTHING if found is None else np.frombuffer(found, np.uint8)
         target[: data.size] = data

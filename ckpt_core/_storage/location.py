@@ -92,12 +92,6 @@ def refusal(error: BaseException, doing: str) -> OSError | None:
     return None
 
 
-def is_shorter(error: BaseException) -> bool:
-    """Whether a read failed since the object is gone, or does not reach as far."""
-    codes = set(_CODE.findall(str(error)))
-    return bool(codes & {"NOT_FOUND", "OUT_OF_RANGE"}) and refusal(error, "") is None
-
-
 def failure(error: BaseException, doing: str) -> Exception:
     """``refusal``, or else a CheckpointError."""
     return refusal(error, doing) or CheckpointError(f"{doing}: {error}")
@@ -266,10 +260,7 @@ def new_context() -> StoreContext:
     return functools.cache(lambda: ts.Context(settings, _process_wide()))
 
 
-_OUT_OF_RANGE = "OUT_OF_RANGE"
-_NO_SUCH_KEY = ".ckpt-probe"
 _COUNTS = "/tensorstore/http/response_codes"
-_OF_CREDENTIALS = ("400", "401", "403")
 _REPEATED = ("408", "429")
 """Answers after which TensorStore asks again by itself, as after those from 500 on."""
 _LISTINGS = 12
@@ -321,57 +312,28 @@ class KeyValues:
         return written
 
     def list(self, prefix: str = "") -> list[str]:
-        """Every key that begins with ``prefix``."""
-        keys = self._range(prefix, prefix_end(prefix))
-        if self._path.startswith("gs://"):
-            keys += self._overlooked(keys, prefix)
-        return [key.decode(errors="surrogateescape") for key in keys]
-
-    def _range(self, first: str | bytes, end: str) -> list[bytes]:
-        """The keys in a range; from Google's store, listed again if any request of this process was refused
-        meanwhile. TensorStore does not look at the status of its answer to a listing: a refusal with a JSON body
-        lists nothing, and any other body cannot be parsed. But it counts the answers of the process by status.
+        """Every key that begins with ``prefix``; from Google's store, listed again if any request of this process was
+        refused meanwhile. TensorStore does not look at the status of its answer to a listing: a refusal with a JSON
+        body lists nothing, and any other body cannot be parsed. But it counts the answers of the process by status.
         """
-        statuses: list[str] = []
-        failed: Exception | None = None
-        google = self._path.startswith("gs://")
-        for tried in range(_LISTINGS if google else 1):
+        doing = f"{self._path}: cannot list {prefix!r}"
+        keys = ts.KvStore.KeyRange(prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else "")
+        refused, failed = Counter[str](), None
+        for tried in range(_LISTINGS):
             if tried > 1:  # others are at work: let them get their answers
                 time.sleep(min(0.01 * 2**tried, 0.3))
-            before = _refused()
+            before, found, failed = _refused(), list[bytes](), None
             try:
-                listing = self._store.list(ts.KvStore.KeyRange(first, end))
-                found = list(self._done(f"list {first!r}", listing))
+                found = settled(self._store.list(keys), doing, self._timeout_secs)
             except CheckpointError as error:
-                failed, found = error, []
-            statuses = sorted((_refused() - before).keys())
-            # elsewhere TensorStore looks at it itself, and other threads may miss keys meanwhile
-            if not google:
-                statuses = [status for status in statuses if status in _OF_CREDENTIALS]
-            if not statuses:
+                failed = error
+            refused = _refused() - before
+            if not refused or not self._path.startswith("gs://"):
                 if failed is not None:
                     raise failed
-                return found
-        answer = ValueError(f"it was answered with [http_response_code='{statuses[0]}']")
-        doing = f"{self._path}: cannot list {first!r}"
+                return [key.decode(errors="surrogateescape") for key in found]
+        answer = ValueError(f"it was answered with [http_response_code='{min(refused)}']")
         raise (refusal(answer, doing) or refused_oddly(doing)) from failed
-
-    def _overlooked(self, keys: list[bytes], prefix: str) -> list[bytes]:
-        """The keys that a listing of Google's store left out: TensorStore 0.1.86 stops a listing without an error at the first
-        page that the store does not have. So it continues after its last key until no key comes. If there was none at all, a
-        read comes before the last try: that fails if refused.
-        """
-        found: list[bytes] = []
-        while True:
-            last = [*keys, *found][-1:]
-            first = last[0] + b"\0" if last else prefix
-            more = self._range(first, prefix_end(prefix))
-            if not more:
-                self.get(f"{prefix}{_NO_SUCH_KEY}")
-                more = self._range(first, prefix_end(prefix)) if not last else []
-            if not more:
-                return found
-            found += more
 
     def delete(self, keys: Iterable[str]) -> None:
         """Deletes the keys, in parallel; keys that do not exist are ignored."""
@@ -434,16 +396,11 @@ def range_of(store: Any, key: str, future: Any, start: int, stop: int) -> bytes 
     """
     error, part = future.exception(), slice(None)
     if error is not None:
-        if not isinstance(error, ValueError) or _OUT_OF_RANGE not in str(error):
+        if not isinstance(error, ValueError) or "OUT_OF_RANGE" not in str(error):
             raise error
         future, part = store.read(key), slice(start, stop)
     found = answered(future.result(), f"cannot read {key}")
     return found.value[part] if found.state == "value" else None
-
-
-def prefix_end(prefix: str) -> str:
-    """The first key after all keys that begin with ``prefix``; empty for no end."""
-    return prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else ""
 
 
 def open_keys(location: Location, timeout_secs: float = Options.timeout_secs) -> Keys:
