@@ -18,7 +18,6 @@ from ckpt_core._storage import (
     ForeignArray,
     StoreContext,
     Values,
-    most_chunk_bytes,
     open_array,
     read_index,
     read_region,
@@ -86,7 +85,6 @@ def _opened_arrays(
     ocdbt = _in_database(checkpoint, item) if tree.ocdbt is None else tree.ocdbt
     location = checkpoint.location / item.directory if item.directory else checkpoint.location
     values = _stored_values(checkpoint, item, ocdbt, context)
-    limit_bytes = most_chunk_bytes(values.total_bytes)
     context()  # made here, on one thread
 
     def open_named(name: str) -> ForeignArray:
@@ -97,7 +95,6 @@ def _opened_arrays(
                 context,
                 zarr3=tree.zarr3,
                 ocdbt=ocdbt,
-                limit_bytes=limit_bytes,
                 values=values,
             )
 
@@ -183,7 +180,6 @@ def read_special(checkpoint: Checkpoint, item: OrbaxItem, context: StoreContext)
         context,
         zarr3=zarr3,
         ocdbt=ocdbt,
-        limit_bytes=most_chunk_bytes(values.total_bytes),
         values=values,
     )
     return read_region(array, whole(array.shape), "checkpoint")
