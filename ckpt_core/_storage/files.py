@@ -93,8 +93,8 @@ class StoreFiles:
     def mapped(self, file: str) -> None:
         return None
 
-    def check(self, files: Iterable[str]) -> list[int]:
-        return [sys.maxsize for _ in files]
+    def size(self, file: str) -> int:
+        return sys.maxsize
 
     def close(self) -> None:
         pass
@@ -182,11 +182,8 @@ class DataFiles:
             if not hasattr(os, "pread"):
                 data = np.empty(size, np.uint8)
                 return data[: self.read(file, offset, data)].tobytes()
-            found = os.pread(descriptor, size, offset)
-            while len(found) < size:
-                more = os.pread(descriptor, size - len(found), offset + len(found))
-                if not more:
-                    break
+            found = b""
+            while more := os.pread(descriptor, size - len(found), offset + len(found)):
                 found += more
             return found
         except OSError as error:
@@ -234,16 +231,12 @@ class DataFiles:
                 self._open[file] = opened
             return opened
 
-    def check(self, files: Iterable[str]) -> list[int]:
-        """Sizes of files, ``sys.maxsize`` where only a read can tell; CheckpointCorrupt if one is missing or larger than recorded."""
-        found: list[int] = []
-        for file in files:
-            if file not in self._sizes:
-                found.append(sys.maxsize)
-                continue
-            opened = self._opened(file)
-            found.append(os.fstat(opened.descriptor).st_size)
-        return found
+    def size(self, file: str) -> int:
+        """Bytes of a file, ``sys.maxsize`` where only a read can tell; CheckpointCorrupt if it is missing or larger than recorded."""
+        if file not in self._sizes:
+            return sys.maxsize
+        opened = self._opened(file)
+        return os.fstat(opened.descriptor).st_size
 
     def _checked(self, file: str) -> _OpenFile:
         path = f"{self._location.path}/{file}"

@@ -64,9 +64,6 @@ class _Chunk(NamedTuple):
     in_chunk: Region
     array: ArrayToWrite
 
-    def stored(self) -> np.ndarray[Any, Any]:
-        return whole_chunk(self.values, self.in_chunk, self.array.chunk)
-
 
 @dataclass(slots=True)
 class _Batch:
@@ -255,7 +252,8 @@ class ArrayWriter:
 
     def _parts(self, chunk: _Chunk) -> Iterator[Any]:
         """The stored bytes of a chunk. A view that is not contiguous is copied block by block."""
-        values, array = chunk.stored(), chunk.array
+        array = chunk.array
+        values = whole_chunk(chunk.values, chunk.in_chunk, array.chunk)
         if array.codec is not None:
             self.checksums[chunk.key] = checksum_chunk(values)
             yield _encoded(values, chunk.key, array.spec.stored_dtype, array.codec)
