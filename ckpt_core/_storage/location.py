@@ -287,8 +287,7 @@ class KeyValues:
             return self.get_version(key)[0]
         first = self._store.read(key, byte_range=slice(0, first_bytes))
         with contextlib.suppress(CheckpointError):  # the value is shorter
-            found = self._found(key, first)
-            return bytes(found.value) if found.state == "value" else None
+            return self._found(key, first)[0]
         return (self.get(key) or b"")[:first_bytes]
 
     def put(self, key: str, value: bytes) -> None:
@@ -297,8 +296,7 @@ class KeyValues:
 
     def get_version(self, key: str) -> tuple[bytes | None, Any]:
         """As ``get``, with the version, which a missing key has too."""
-        found = self._found(key, self._store.read(key))
-        return (bytes(found.value) if found.state == "value" else None), found.stamp.generation
+        return self._found(key, self._store.read(key))
 
     def put_all(self, values: Mapping[str, bytes]) -> None:
         """Writes all values, in parallel."""
@@ -353,11 +351,11 @@ class KeyValues:
         if first is not None:
             raise first
 
-    def _found(self, key: str, future: Any) -> Any:
-        """What a read without conditions gave: a value, or that it is missing."""
+    def _found(self, key: str, future: Any) -> tuple[bytes | None, Any]:
+        """The value, or None, and the version that a read without conditions gave."""
         found = answered(self._done(f"read {key}", future), f"{self._path}: cannot read {key}")
         self._expect("404", found.state == "missing")
-        return found
+        return (bytes(found.value) if found.state == "value" else None), found.stamp.generation
 
     def _expect(self, status: str, answered: bool) -> None:
         """Notes an answer that is no refusal, for ``_refused``."""
@@ -417,8 +415,7 @@ def backend_of(local: bool, options: Options | None = None) -> Backend:
     chosen = options or Options()
 
     def keys_at(url: str) -> Keys:
-        place = Location(url, False, storage_options=chosen.storage_options)
-        return open_keys(place, chosen.timeout_secs)
+        return open_keys(Location(url, False, chosen.storage_options), chosen.timeout_secs)
 
     return ObjectStoreBackend(keys_at)
 
