@@ -87,7 +87,6 @@ class Attempt(Protocol):
 
     def write_data(self, name: str, parts: Iterable[bytes]) -> None:
         """Writes a file of any size; ``name`` is relative to ``path``, and in an object store to the checkpoint. Any thread may call it."""
-        ...
 
     def read(self, name: str) -> bytes:
         """The content of a file that this process wrote, or another one with ``until_commit``."""
@@ -95,11 +94,11 @@ class Attempt(Protocol):
 
     def take(self, name: str) -> bytes:
         """``read`` of a file that is not needed any more."""
-        ...
+        return self.read(name)
 
     def small_files(self) -> Mapping[str, bytes]:
         """Files that this process has not written yet, because they are to stand in the record."""
-        ...
+        return {}
 
     def files(self, known_bytes: Mapping[str, int]) -> dict[str, int]:
         """Relative path and size of every file written so far. An object store takes those of other processes from ``known_bytes``."""
@@ -107,23 +106,20 @@ class Attempt(Protocol):
 
     def make_durable(self, record_name: str, record: bytes) -> None:
         """Writes the record after all other files, also of other processes, and makes all durable; readers see nothing yet."""
-        ...
 
     def commit(self) -> None:
         """Makes the durable checkpoint visible to readers, and then deletes the one that it replaces. An error after it
         became visible undoes nothing, and ``is_visible`` recognizes it.
         """
-        ...
 
     def abort(self) -> None:
         """Deletes the files of this attempt, unless it is already visible; never raises."""
-        ...
 
 
 class Look(NamedTuple):
     """What one listing of a directory found."""
 
-    children: list[str]  # subdirectories that may be checkpoints or items
+    children: list[str]  # names of subdirectories that may be checkpoints or items
     is_checkpoint: Callable[[str], bool]  # of ``children``: whether a committed checkpoint is there
     hidden: frozenset[str]  # names that begin with a dot
 
@@ -151,11 +147,9 @@ class Backend(Protocol):
 
     def put(self, path: str, name: str, data: bytes) -> None:
         """Atomically writes or replaces a small file next to the checkpoints."""
-        ...
 
     def remove(self, path: str, name: str) -> None:
         """Deletes a small file next to the checkpoints, if it is there."""
-        ...
 
     def claim(self, path: str, name: str, data: bytes) -> Claim:
         """Writes a file and keeps it locked until the claim is closed or the process ends. An object store has no
@@ -185,11 +179,11 @@ class Backend(Protocol):
         ...
 
     def children(self, path: str) -> list[str]:
-        """Names of subdirectories that may be checkpoints or items; empty if there is no ``path``."""
+        """The ``children`` of a ``look``."""
         return self.look(path).children
 
     def look(self, path: str) -> Look:
-        """``children``, which of them are checkpoints, and the hidden files, by one listing."""
+        """What a directory holds, by one listing; nothing if there is no ``path``."""
         ...
 
     def exists(self, path: str) -> bool:
@@ -208,7 +202,6 @@ class Backend(Protocol):
         """Deletes a checkpoint: first hides it from readers, then deletes its data. With ``trash`` it is moved into
         the directory of that name next to it, which is made if missing. Raises BlockingIOError if a reader holds it.
         """
-        ...
 
     def clean(self, path: str, *, only_look: bool = False) -> list[str]:
         """Deletes what dead writers left in the directory ``path``, unless it is to ``only_look``; returns the names."""

@@ -21,7 +21,6 @@ from ckpt_core._directory.locks import SHARED, Claim, LockFile, deleting, is_loc
 from ckpt_core._directory.owner import is_dead, lives
 from ckpt_core._directory.paths import refuse_lost_link, refuse_path
 from ckpt_core._directory.syscalls import (
-    ABSENT,
     cannot_write,
     exchange,
     kind_at,
@@ -141,13 +140,7 @@ class PosixBackend(Backend):
             sync_directory(path)
 
     def exists(self, path: str) -> bool:
-        try:
-            os.lstat(path)
-        except OSError as error:
-            if error.errno in ABSENT:
-                return False
-            raise
-        return True
+        return bool(kind_at(path, follow=False))
 
     def look(self, path: str) -> Look:
         found, hidden = list[str](), frozenset[str]()
@@ -288,9 +281,6 @@ class LocalAttempt(Attempt):
         os.unlink(os.path.join(self.path, name))
         return data
 
-    def small_files(self) -> Mapping[str, bytes]:
-        return {}
-
     def files(self, known_bytes: Mapping[str, int]) -> dict[str, int]:
         return {
             os.path.relpath(f"{folder}/{name}", self.path): os.stat(f"{folder}/{name}").st_size
@@ -319,7 +309,10 @@ class LocalAttempt(Attempt):
             if not self._stands_at(self.target, unknown=True):
                 raise  # not visible: the caller aborts
             # The checkpoint is visible: even a failed rename may have been carried out.
-            self._keep_replaced()
+            if self.replaced is not None:  # kept, since the new one may not be durable
+                parent, name = os.path.split(self.target)
+                with contextlib.suppress(OSError):  # it then keeps its current hidden name
+                    os.rename(self.replaced, hidden_names.make(KEPT, parent, name))
             shown = _visible(error, self.target)
             if shown is error:
                 raise
@@ -362,13 +355,6 @@ class LocalAttempt(Attempt):
                     f"if {self.target} is in a mounted bucket, give its gs:// or s3:// URL"
                 )
             raise
-
-    def _keep_replaced(self) -> None:
-        """Renames the replaced checkpoint to ``KEPT``: the new one may not be durable."""
-        if self.replaced is not None:
-            parent, name = os.path.split(self.target)
-            with contextlib.suppress(OSError):  # it then keeps its current hidden name
-                os.rename(self.replaced, hidden_names.make(KEPT, parent, name))
 
     def _stands_at(self, path: str, *, unknown: bool) -> bool:
         """Whether this attempt's directory is at ``path``; ``unknown`` if lstat fails."""

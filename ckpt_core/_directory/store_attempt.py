@@ -212,8 +212,6 @@ class StoreAttempt(Attempt):
         self._data.add(name)
         self._keys.put(name, b"".join(parts))
 
-    take = read
-
     def small_files(self) -> Mapping[str, bytes]:
         return self._held
 
@@ -293,8 +291,9 @@ def tidy(keys: Keys, *, only_look: bool = False) -> list[str]:
     begun = attempts_in(listed)
     said = {one: keys.get(apart(one, OWNER)) for one, place in begun.items() if not place}
     own = [folder for owner in said.values() for folder in _own_folders(owner or b"")]
+    others = tuple(folder for folder in folders(listed) if folder not in own)
     below = {token for token, place in begun.items() if place}
-    present = [key for key in outside_of_others(listed, own) if token_in(key) not in below]
+    present = [key for key in listed if not key.startswith(others) and token_in(key) not in below]
     for one in filter(None, map(token_in, present)):
         if one not in said:
             said[one] = keys.get(apart(one, OWNER))
@@ -339,7 +338,7 @@ def _is_dead(said: bytes) -> bool:
 
 
 def _own_folders(said: bytes) -> list[str]:
-    """The ``own`` of ``outside_of_others``, from the owner's key of a deletion."""
+    """The folders of this checkpoint's own that look like checkpoints, from the owner's key of a deletion."""
     try:
         found = json.loads(said) if said[:1] == b"[" else []
     except ValueError:
@@ -373,13 +372,6 @@ def files_of(record: bytes | None) -> Iterable[str] | None:
         return load_record(record).files if record else ()
     except CheckpointCorrupt:
         return None
-
-
-def outside_of_others(present: Iterable[str], own: Sequence[str] = ()) -> list[str]:
-    """The keys in no other checkpoint below this one; ``own`` are folders of this one that look like checkpoints."""
-    present = list(present)
-    inside = tuple(folder for folder in folders(present) if folder not in own)
-    return [key for key in present if not (inside and key.startswith(inside))]
 
 
 def folders(present: Iterable[str]) -> list[str]:
