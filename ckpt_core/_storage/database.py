@@ -378,30 +378,8 @@ def _overlaps_any(ranges: list[KeyRange], start: bytes, stop: bytes | None) -> b
     return after < len(ranges) and (stop is None or ranges[after][0] < stop)
 
 
-def _batches(level: list[_Below]) -> Iterator[list[_Below]]:
-    """Splits nodes into batches to read at once, which bounds the memory that they take."""
-    batch: list[_Below] = []
-    size_bytes = 0
-    for below in level:
-        node_bytes = below.node.size_bytes
-        if node_bytes > _MOST_NODE_BYTES:
-            raise ValueError(f"impossible node of {node_bytes} bytes")
-        full = len(batch) == _NODES_AT_ONCE or size_bytes + node_bytes > _MOST_BYTES_AT_ONCE
-        if batch and full:
-            yield batch
-            batch, size_bytes = [], 0
-        batch.append(below)
-        size_bytes += node_bytes
-    if batch:
-        yield batch
-
-
-_ReadNodes = Callable[[list[NodeRef]], Iterable[bytes]]
-"""A function that reads the stored bytes of nodes."""
-
-
 def _collect(
-    read: _ReadNodes,
+    read: Callable[[list[NodeRef]], Iterable[bytes]],
     root: NodeRef,
     found: dict[str, Place],
     ranges: list[KeyRange],
@@ -414,41 +392,38 @@ def _collect(
     keys_bytes = 0
     while level:
         below_level: list[_Below] = []
-        for batch in _batches(level):
-            nodes = [below.node for below in batch]
-            for below, data in zip(batch, read(nodes), strict=True):
-                if len(data) < below.node.size_bytes:
-                    raise _too_short(below.node)
-                content = decode_node(data, below.node.base)
-                own = 0 if isinstance(content, Leaf) else content.height
-                if height not in (None, own):
-                    raise ValueError(f"a node of height {own} where {height} is expected")
-                height = own
-                keys_bytes += _bytes_of_keys(below.prefix, content.keys)
-                if keys_bytes > _MOST_KEYS_BYTES:  # before any of them is made
-                    raise ValueError(f"its keys take more than {_MOST_KEYS_BYTES} bytes")
-                if isinstance(content, Leaf):
-                    keys = [below.prefix + key for key in content.keys]
-                    names = [key.decode(errors="surrogateescape") for key in keys]
-                    found.update(zip(names, content.places, strict=True))
-                else:
-                    below_level += _children(content, below, ranges)
-                # there is a key, or more, below each node
-                count = max(len(found), len(below_level))
-                if count > _FEW_KEYS and count > most_keys():
-                    raise ValueError(f"more than the {most_keys()} keys that there can be")
+        nodes = [below.node for below in level]
+        if (largest := max(node.size_bytes for node in nodes)) > _MOST_NODE_BYTES:
+            raise ValueError(f"impossible node of {largest} bytes")
+        for below, data in zip(level, read(nodes), strict=True):
+            if len(data) < below.node.size_bytes:
+                raise _too_short(below.node)
+            content = decode_node(data, below.node.base)
+            own = 0 if isinstance(content, Leaf) else content.height
+            if height not in (None, own):
+                raise ValueError(f"a node of height {own} where {height} is expected")
+            height = own
+            lengths = [len(below.prefix) + len(key) for key in content.keys]
+            if max(lengths) > MOST_KEY_BYTES:
+                raise ValueError("a key that is too long")
+            keys_bytes += sum(lengths)
+            if keys_bytes > _MOST_KEYS_BYTES:  # before any of them is made
+                raise ValueError(f"its keys take more than {_MOST_KEYS_BYTES} bytes")
+            if isinstance(content, Leaf):
+                keys = [below.prefix + key for key in content.keys]
+                names = [key.decode(errors="surrogateescape") for key in keys]
+                found.update(zip(names, content.places, strict=True))
+            else:
+                below_level += _children(content, below, ranges)
+            # there is a key, or more, below each node
+            count = max(len(found), len(below_level))
+            if count > _FEW_KEYS and count > most_keys():
+                raise ValueError(f"more than the {most_keys()} keys that there can be")
         level, height = below_level, (height or 0) - 1
         before = len(visited)
         visited.update(below.node for below in level)
         if len(visited) < before + len(level):
             raise ValueError("the index refers to a node twice")
-
-
-def _bytes_of_keys(prefix: bytes, keys: list[bytes]) -> int:
-    """The size of the keys of a node, which all begin with ``prefix``."""
-    if len(prefix) + max(map(len, keys)) > MOST_KEY_BYTES:
-        raise ValueError("a key that is too long")
-    return len(keys) * len(prefix) + sum(map(len, keys))
 
 
 def _nodes_of_files(files: DataFiles, nodes: list[NodeRef]) -> Iterator[bytes]:
@@ -460,16 +435,20 @@ def _nodes_of_files(files: DataFiles, nodes: list[NodeRef]) -> Iterator[bytes]:
 
 
 def _nodes_of_store(base: Any, nodes: list[NodeRef]) -> Iterator[bytes]:
-    """Reads nodes from a store, all at once."""
-    reading = [
-        base.read(node.file, byte_range=slice(node.offset, node.offset + node.size_bytes))
-        for node in nodes
-    ]
-    for node, future in zip(nodes, reading, strict=True):
-        data = range_of(base, node.file, future, node.offset, node.offset + node.size_bytes)
-        if data is None:
-            raise ValueError(f"{node.file} is missing")
-        yield data
+    """Reads nodes from a store, several at once: as many as take little memory."""
+    while nodes:
+        ends = itertools.accumulate(node.size_bytes for node in nodes[:_NODES_AT_ONCE])
+        batch = nodes[: max(1, sum(end <= _MOST_BYTES_AT_ONCE for end in ends))]
+        nodes = nodes[len(batch) :]
+        reading = [
+            base.read(node.file, byte_range=slice(node.offset, node.offset + node.size_bytes))
+            for node in batch
+        ]
+        for node, future in zip(batch, reading, strict=True):
+            data = range_of(base, node.file, future, node.offset, node.offset + node.size_bytes)
+            if data is None:
+                raise ValueError(f"{node.file} is missing")
+            yield data
 
 
 def _too_short(node: NodeRef) -> ValueError:
