@@ -38,7 +38,6 @@ class MountedFiles:
         self._root = root
 
     def get(self, key: str, first_bytes: int | None = None) -> bytes | None:
-        """The value, or its first bytes; None if there is no such key."""
         path = self._path(key)
         with contextlib.suppress(*_NO_FILE), _naming(path), open(path, "rb") as file:
             return file.read(first_bytes)
@@ -50,11 +49,9 @@ class MountedFiles:
         return value, "missing" if value is None else hashlib.sha256(value).hexdigest()
 
     def put(self, key: str, value: bytes) -> None:
-        """Writes the value."""
         self._write(self._path(key), value)
 
     def put_all(self, values: Mapping[str, bytes]) -> None:
-        """Writes all values, one after another."""
         for key, value in values.items():
             self.put(key, value)
 
@@ -76,16 +73,17 @@ class MountedFiles:
         return True
 
     def list(self, prefix: str = "") -> list[str]:
-        """Every key that begins with ``prefix``."""
         found: list[str] = []
         for folder, folders, names in os.walk(self._root, onerror=unless_absent):
             folders.sort()
             for name in sorted(names):
                 path = f"{folder}/{name}"
-                if name.startswith(_HALF):
-                    _remove_if_old(path)
-                else:
+                if not name.startswith(_HALF):
                     found.append(path.removeprefix(f"{self._root}/"))
+                    continue
+                with contextlib.suppress(OSError):
+                    if time.time() - os.stat(path).st_mtime > _HALF_SECS:
+                        os.unlink(path)
         return [key for key in found if key.startswith(prefix)]
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -148,9 +146,3 @@ def _if_it_can(call: Callable[[], Any]) -> bool:
             raise
         return False
     return True
-
-
-def _remove_if_old(path: str) -> None:
-    with contextlib.suppress(OSError):
-        if time.time() - os.stat(path).st_mtime > _HALF_SECS:
-            os.unlink(path)

@@ -181,26 +181,18 @@ class Location:
 
     def spec(self) -> dict[str, Any]:
         """TensorStore's spec of the location; CheckpointError if the path is not valid UTF-8."""
-        if self.path.startswith(ROOTS):
+        path = self.path.rstrip("/") + "/"
+        if path.startswith(ROOTS):
             refuse_path(self.path)
-            return {"driver": "file", "path": self.path.rstrip("/") + "/"}
+            return {"driver": "file", "path": path}
         for name, value in _STALLS.items():
             os.environ.setdefault(name, value)
-        spec = _url_spec(self.path.rstrip("/") + "/")
-        server = {"s3": _s3_server, "gcs": _google}.get(spec["driver"])
-        return spec | server(self.storage_options or {}) if server else spec
-
-
-def _url_spec(url: str) -> dict[str, Any]:
-    """TensorStore's spec of a URL, whose path is taken as it is: TensorStore would decode ``%41`` in it."""
-    scheme, _, rest = url.partition("://")
-    if scheme == "memory":
-        return {"driver": "memory", "path": rest}
-    bucket, _, path = rest.partition("/")
-    driver = {"s3": "s3", "gs": "gcs"}.get(scheme)
-    if driver is None:
-        return dict(ts.KvStore.Spec(url).to_json())
-    return {"driver": driver, "bucket": bucket, "path": path}
+        scheme, _, rest = path.partition("://")
+        if scheme == "memory":
+            return {"driver": "memory", "path": rest}
+        bucket, _, below = rest.partition("/")  # TensorStore would decode ``%41`` in a URL
+        server = {"s3": _s3_server, "gs": _google}[scheme](self.storage_options or {})
+        return {**server, "bucket": bucket, "path": below}
 
 
 def _s3_server(chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,7 +204,7 @@ def _s3_server(chosen: Mapping[str, Any]) -> dict[str, Any]:
         "endpoint": ("endpoint_url", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
         "aws_region": ("region", "AWS_REGION", "AWS_DEFAULT_REGION"),
     }
-    server: dict[str, Any] = {}
+    server: dict[str, Any] = {"driver": "s3"}
     for member, (name, *variables) in read.items():
         found = chosen.get(name) or next(filter(None, map(os.environ.get, variables)), "")
         if found:
@@ -229,12 +221,10 @@ def _s3_server(chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _google(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The project that pays for requests, and the protocol."""
-    server: dict[str, Any] = {}
+    """The protocol, and the project that pays for requests."""
+    server: dict[str, Any] = {"driver": "gcs_grpc" if chosen.get("grpc") else "gcs"}
     if isinstance(project := chosen.get("requester_pays"), str):
         server["gcs_user_project"] = {"project_id": project}
-    if chosen.get("grpc"):
-        server["driver"] = "gcs_grpc"
     return server
 
 
@@ -448,7 +438,5 @@ def _has_default(file: str) -> bool:
         read.read(file, "utf-8")
     except (OSError, ValueError, configparser.Error):
         return False
-    names = [
-        name for name in read.sections() if name.split() in (["default"], ["profile", "default"])
-    ]
+    names = [name for name in read.sections() if name.split()[-1:] == ["default"]]
     return any(read.has_option(name, option) for name in names for option in _HAS_CREDENTIALS)
