@@ -149,10 +149,8 @@ class Options:
 
     def __repr__(self) -> str:
         """The settings that are not the defaults."""
-        given = [
-            (name, getattr(self, name), self.__dataclass_fields__[name]) for name in vars(self)
-        ]
-        changed = [f"{name}={value!r}" for name, value, field in given if value != field.default]
+        given, unset = vars(self), vars(DEFAULTS)
+        changed = [f"{name}={given[name]!r}" for name in given if given[name] != unset[name]]
         return f"Options({', '.join(changed)})"
 
     def __post_init__(self) -> None:
