@@ -40,15 +40,15 @@ _READER_PAUSE_SECS = 0.02
 class LockFile:
     """An open file for flock; a forked child closes it."""
 
-    def __init__(self, path: str, flags: int, mode: int = 0o666) -> None:
-        self.descriptor: int | None = None  # None after ``close``
+    descriptor = -1  # after ``close``
+
+    def __init__(self, path: str, flags: int) -> None:
         with _forking:
-            self.descriptor = os.open(path, flags | READ, mode)
+            self.descriptor = os.open(path, flags | READ, 0o666)
             open_files.add(self)
 
     def lock(self, kind: int) -> bool:
         """Tries to lock without blocking; True on success, or if the file system has no locks."""
-        assert self.descriptor is not None
         if fcntl is None:
             return True
         try:
@@ -67,8 +67,8 @@ class LockFile:
             return
         with _forking:
             open_files.discard(self)
-            descriptor, self.descriptor = self.descriptor, None
-            if descriptor is not None:
+            descriptor, self.descriptor = self.descriptor, -1
+            if descriptor >= 0:
                 os.close(descriptor)
 
     def __enter__(self) -> LockFile:
@@ -78,7 +78,7 @@ class LockFile:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "descriptor", None) is not None:  # none, if __init__ was interrupted
+        if self.descriptor >= 0:
             self.close()
 
 
@@ -111,11 +111,10 @@ def _open_to_lock(path: str) -> LockFile:
 
 def lock_folder(path: str, *, exclusive: bool) -> LockFile | None:
     """Holds a lock on a folder itself until it is closed; None if another process holds one that excludes it."""
-    with contextlib.ExitStack() as unless_held:
-        file = unless_held.enter_context(_open_to_lock(path))
-        if file.lock(EXCLUSIVE if exclusive else SHARED):
-            unless_held.pop_all()
-            return file
+    file = _open_to_lock(path)
+    if file.lock(EXCLUSIVE if exclusive else SHARED):
+        return file
+    file.close()
     return None
 
 
@@ -155,7 +154,6 @@ def reading(path: str, head: bytes) -> Generator[None]:
             if file.lock(SHARED):
                 break
             time.sleep(_READER_PAUSE_SECS)
-        assert file.descriptor is not None
         mine, there = os.fstat(file.descriptor), os.stat(path)
         same_file = (mine.st_ino, mine.st_dev) == (there.st_ino, there.st_dev)
         if not same_file or os.read(file.descriptor, len(head)) != head:

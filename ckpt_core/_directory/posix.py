@@ -110,7 +110,6 @@ class PosixBackend(Backend):
             # O_RDWR: NFS wants the file open for reading for a shared lock.
             file = LockFile(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             file.lock(SHARED)
-            assert file.descriptor is not None
             with open(file.descriptor, "wb", closefd=False) as stream:
                 stream.write(data)
             sync_file(file.descriptor)
