@@ -102,23 +102,22 @@ def _inode(status: os.stat_result) -> tuple[int, int]:
 
 def pieces_of(source: SourceFile) -> Iterator[bytes]:
     """The content, 4 MiB at a time; CheckpointError if the file has changed since it was found, or holds more than its size."""
+
+    def refuse_changed(status: os.stat_result) -> None:
+        if identity_of(status) != source.identity:
+            raise CheckpointError(
+                f"{source.path} changed while it was being saved: let a save of such files end before they change "
+                "(pending.result(), wait_until_finished())"
+            )
+
     done = 0
-    check = functools.partial(_refuse_changed, source)
-    for piece in read_pieces(*os.path.split(source.path), source.size_bytes, check):
+    for piece in read_pieces(*os.path.split(source.path), source.size_bytes, refuse_changed):
         done += len(piece)
         if done <= source.size_bytes:
             yield piece
     if done > source.size_bytes:  # in /proc and in some mounts, sizes are not the real ones
         raise CheckpointError(
             f"{source.path} holds more than the {source.size_bytes} bytes of its size: save a copy of it"
-        )
-
-
-def _refuse_changed(source: SourceFile, status: os.stat_result) -> None:
-    if identity_of(status) != source.identity:
-        raise CheckpointError(
-            f"{source.path} changed while it was being saved: let a save of such files end before they change "
-            "(pending.result(), wait_until_finished())"
         )
 
 

@@ -230,21 +230,19 @@ def traces(directory: str, owner_file: str, folders: Mapping[str, str]) -> list[
     """The traces in a local directory of checkpoints; changes nothing. ``owner_file`` is the file that the writer of
     the directory keeps locked; ``folders`` maps the folders to which checkpoints are moved to their kinds.
     """
-    return [*_traces(directory, folders), *_writer(directory, owner_file)]
-
-
-def _traces(directory: str, folders: Mapping[str, str]) -> Iterator[Trace]:
+    found: list[Trace] = []
     for name, path, since in _folders_in(directory):
         hidden = parse(name)
         if hidden is not None:
             about = hidden.name or f"{hidden.label}..."
             whose = _whose(hidden.owner, path) if hidden.kind == TEMPORARY else ""
-            yield Trace(_KINDS[hidden.kind], about, whose, since)
+            found.append(Trace(_KINDS[hidden.kind], about, whose, since))
         elif _ORBAX_TEMPORARY in name:
-            yield Trace("unfinished", name.partition(".")[0], "Orbax", since)
+            found.append(Trace("unfinished", name.partition(".")[0], "Orbax", since))
         elif name in folders:
-            for inner, _, inner_since in _folders_in(path):
-                yield Trace(folders[name], f"{name}/{inner}", "", inner_since)
+            inside = _folders_in(path)
+            found += (Trace(folders[name], f"{name}/{inner}", "", old) for inner, _, old in inside)
+    return [*found, *_writer(directory, owner_file)]
 
 
 def _folders_in(directory: str) -> Iterator[tuple[str, str, float]]:

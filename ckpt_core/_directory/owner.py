@@ -105,16 +105,12 @@ def is_dead(owner: str, path: str) -> bool:
     if living is not None:
         return not living
     try:
-        newest = max(os.stat(entry).st_mtime for entry in _entries(path))
+        newest = os.stat(path).st_mtime
+        # a long save may change only the deepest files
+        for top, directories, files in os.walk(path, onerror=unless_absent):
+            inside = (os.path.join(top, name) for name in (*directories, *files))
+            newest = max([newest, *(os.stat(entry).st_mtime for entry in inside)])
         with tempfile.TemporaryFile(dir=os.path.dirname(path), prefix=".ckpt-") as clock:
             return os.fstat(clock.fileno()).st_mtime - newest > FOREIGN_AGE_SECS
     except OSError:
         return False
-
-
-def _entries(path: str) -> list[str]:
-    """The path and everything below it: a long save may change only the deepest files."""
-    found = [path]
-    for top, directories, files in os.walk(path, onerror=unless_absent):
-        found += (os.path.join(top, name) for name in (*directories, *files))
-    return found

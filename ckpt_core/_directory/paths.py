@@ -20,8 +20,6 @@ _BUCKETS = re.compile(
 )
 """Programs that mount buckets; ``drive`` is Google Drive in Colab. Others may well rename (sshfs, glusterfs, juicefs): those are
 disks to us."""
-_NAMELESS = "FUSE"
-"""For a bucket whose mount does not name the program: Kubernetes' drivers mount as ``fuse BUCKET``."""
 _LOCAL = re.compile(r"ext[234]|xfs|btrfs|zfs|f2fs|bcachefs|tmpfs|ramfs|overlay|squashfs|erofs")
 """File systems that no other machine can change; ``overlay`` is that of containers."""
 _ESCAPE = re.compile(r"\\([0-7]{3})")
@@ -140,7 +138,8 @@ def mounted_bucket(path: str) -> str | None:
     for name in (kind.partition(".")[2], source):
         if _BUCKETS.fullmatch(name):
             return name
-    return _NAMELESS if kind == "fuse" and _has_no_end(path) else None
+    # Kubernetes' drivers mount as ``fuse BUCKET``, which names no program
+    return "FUSE" if kind == "fuse" and _has_no_end(path) else None
 
 
 def _has_no_end(path: str) -> bool:

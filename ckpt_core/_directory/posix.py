@@ -105,7 +105,6 @@ class PosixBackend(Backend):
         # Durable, because a later save syncs only the directories that it creates itself.
         make_directories(path, durable=True)
         temporary = hidden_names.make(TEMPORARY, path, name)
-        file: LockFile | None = None
         try:
             # O_RDWR: NFS wants the file open for reading for a shared lock.
             file = LockFile(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
@@ -115,8 +114,6 @@ class PosixBackend(Backend):
             sync_file(file.descriptor)
             os.replace(temporary, os.path.join(path, name))
         except BaseException:  # also an interrupt by a signal handler
-            if file is not None:
-                file.close()
             remove(temporary)
             raise
         return file
