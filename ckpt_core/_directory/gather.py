@@ -46,14 +46,12 @@ def files_below(path: str) -> list[SourceFile]:
     status = os.stat(path)
     if not stat.S_ISDIR(status.st_mode):
         return [_source(os.path.basename(path), path)]
-    found: list[SourceFile] = []
-    _gather(path, "", (_inode(status),), found)
-    return sorted(found, key=lambda file: file.name)
+    return sorted(_gather(path, "", (_inode(status),)), key=lambda file: file.name)
 
 
 def _gather(
-    directory: str, folder: str, around: tuple[tuple[int, int], ...], found: list[SourceFile]
-) -> None:
+    directory: str, folder: str, around: tuple[tuple[int, int], ...]
+) -> Iterator[SourceFile]:
     with os.scandir(directory) as entries:
         listed = list(entries)
     for entry in listed:
@@ -67,11 +65,11 @@ def _gather(
                 raise _refused(name, entry.path, "a link that leads nowhere") from error
             raise
         if not stat.S_ISDIR(status.st_mode):
-            found.append(_source(name, entry.path))
+            yield _source(name, entry.path)
         elif _inode(status) in around:
             raise _refused(name, entry.path, "a link to a directory that it lies in")
         else:
-            _gather(entry.path, f"{name}/", (*around, _inode(status)), found)
+            yield from _gather(entry.path, f"{name}/", (*around, _inode(status)))
 
 
 def _source(name: str, path: str) -> SourceFile:
