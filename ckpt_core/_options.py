@@ -375,9 +375,8 @@ def refuse_args(name: str, value: object, call: str) -> None:
 def refuse_arguments(
     names: Iterable[str], arguments: Iterable[str], cutoff: float, *, beside_a_state: bool = False
 ) -> None:
-    """Raises TypeError for a name of an item, given by keyword, that is a setting or an argument of
-    another call, or resembles one. ``arguments`` are those of the called function, ``cutoff`` (0 to
-    1) is how alike; ``beside_a_state``: an unnamed state was passed, too, and would need a name.
+    """TypeError for a name of an item that is, or resembles by ``cutoff`` (0 to 1), a setting or an argument of this or another
+    call. ``arguments`` are those of this one; ``beside_a_state``: an unnamed state was passed, too, and would need a name.
     """
     for name in names:
         if meant := _meant(name, arguments, cutoff):

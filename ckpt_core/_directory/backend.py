@@ -128,9 +128,8 @@ class Backend(Protocol):
     """Operations on checkpoints in one kind of storage; paths are absolute paths or URLs."""
 
     def begin(self, path: str, *, overwrite: bool, durable: bool, token: str) -> Attempt:
-        """Starts an attempt to write the checkpoint at ``path``; one process calls it. ``durable`` syncs all files
-        and directories; ``token`` identifies the attempt. Raises CheckpointExists if something is at ``path`` that
-        must not or cannot be replaced.
+        """Starts an attempt, which ``token`` identifies, to write the checkpoint at ``path``; one process calls it. ``durable``
+        syncs all files and directories. CheckpointExists if what is at ``path`` must not or cannot be replaced.
         """
         ...
 
@@ -139,9 +138,8 @@ class Backend(Protocol):
         ...
 
     def read(self, path: str, name: str, limit_bytes: int | None = None) -> bytes | None:
-        """The content of a file of a checkpoint, or None if there is none; follows links. Raises CheckpointCorrupt
-        for a file beyond ``limit_bytes`` (by default ``most_bytes`` of its name), a dangling link, or anything but a
-        regular file.
+        """The content of a file of a checkpoint, or None if there is none; follows links. CheckpointCorrupt if it is no
+        regular file, a dangling link, or larger than ``limit_bytes`` (by default ``most_bytes`` of its name).
         """
         ...
 
@@ -152,15 +150,11 @@ class Backend(Protocol):
         """Deletes a small file next to the checkpoints, if it is there."""
 
     def claim(self, path: str, name: str, data: bytes) -> Claim:
-        """Writes a file and keeps it locked until the claim is closed or the process ends. An object store has no
-        locks and only writes the file.
-        """
+        """Writes a file and keeps it locked until the claim is closed or the process ends; a store has no locks."""
         ...
 
     def release(self, path: str, name: str, beginning: bytes) -> None:
-        """Deletes a file that ``claim`` wrote, if it still begins so. An object store keeps it, since none could put
-        it back if it turns out to be another writer's.
-        """
+        """Deletes a file that ``claim`` wrote, if it still begins so. A store, which could not give back another's, keeps it."""
 
     def reading(self, path: str, head: bytes) -> AbstractContextManager[None]:
         """Keeps the checkpoint at ``path`` from being deleted while the block runs. Raises FileNotFoundError if it

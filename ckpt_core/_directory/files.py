@@ -20,9 +20,7 @@ _PIECE_BYTES = 4 * 1024 * 1024
 
 
 def read_bounded(directory: str, name: str, most_bytes: int) -> bytes | None:
-    """The bytes of a regular file, following links; None if there is no file. Raises CheckpointCorrupt if it is
-    larger than ``most_bytes``, is not a regular file, or is a dangling link.
-    """
+    """The bytes of a file, as ``Backend.read`` gives them."""
     path = os.path.join(directory, name)
     try:
         descriptor = os.open(path, READ)
@@ -168,8 +166,7 @@ def link_files(
     source: str, target: str, names: Mapping[str, str], known: Mapping[str, FileIdentity]
 ) -> None:
     """Hard-links files of ``source`` into ``target``: all of them or, on an error, none. ``names`` maps relative
-    paths there to new ones. Raises OSError if the file system has no hard links, or a file is missing or no longer
-    the ``known`` one (ESTALE).
+    paths there to new ones. OSError if there are no hard links, or a file is missing or not the ``known`` one (ESTALE).
     """
     try:
         for folder in sorted({os.path.dirname(name) for name in names.values()}):

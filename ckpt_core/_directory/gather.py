@@ -170,9 +170,7 @@ def _remove_of_the_dead() -> None:
 
 
 def read_secret(path: str) -> bytes:
-    """The bytes of a file, if nobody but this user can read or change it. Raises CheckpointError, which says what to
-    do, if others can, or if it is too short to be a secret.
-    """
+    """The bytes of a file; CheckpointError, which says what to do, if others can read it, or if it is too short for a secret."""
     if WINDOWS:
         raise CheckpointError(
             f"{path}: on Windows nothing tells who may read a file, so no secret is taken from one"

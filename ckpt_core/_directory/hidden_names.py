@@ -155,9 +155,8 @@ def _is_removable(hidden: Hidden, parent: str, beside: Mapping[str, str]) -> boo
 
 
 def discard(paths: Iterable[str]) -> None:
-    """Deletes directories with hidden names; raises no error of the file system. A ``REPLACED`` or ``KEPT`` one is
-    first renamed to a ``TEMPORARY`` name: if the deletion is interrupted, readers must not take the rest for a
-    checkpoint.
+    """Deletes directories with hidden names; raises no error of the file system. A ``REPLACED`` or ``KEPT`` one is first
+    renamed to a ``TEMPORARY`` name: of an interrupted deletion, readers must not take the rest for a checkpoint.
     """
     for path in paths:
         parent, entry = os.path.split(path)
@@ -215,11 +214,9 @@ def _is_meant(path: str) -> bool:
 
 @dataclass(frozen=True)
 class Trace:
-    """One directory entry that is not a step, but shows the state of a save or a deletion. Its kind is ``unfinished``
-    (running or interrupted), ``replaced`` or ``kept``, ``writer`` (a live process that has claimed the directory), or
-    a value of ``folders``.
-    """
+    """One directory entry that is not a step, but shows the state of a save or a deletion."""
 
+    # ``unfinished`` (running or interrupted), ``replaced``, ``kept``, ``writer`` (a live process), or a value of ``folders``
     kind: str
     name: str  # of the checkpoint (cut and with ``...`` if long), or of the owner file
     whose: str  # the process in words; empty if unknown

@@ -1,9 +1,7 @@
 """File locks (flock(2)) between readers, writers and deleters of checkpoints.
 
 The kernel releases a lock when its process ends in any way, so no stale lock remains. On a file
-system without locks, locking succeeds and has no effect.
-
-Where the system has no flock (Windows), it is the same: only other systems write and delete there.
+system or a system (Windows) without locks, locking succeeds and has no effect.
 
 A lock belongs to the open file description, which a forked child shares: a data worker that
 outlives its parent would keep the lock. Therefore a forked child closes all lock files.

@@ -44,7 +44,7 @@ class MountedFiles:
         return None
 
     def get_version(self, key: str) -> tuple[bytes | None, str]:
-        """As ``get``, with a digest of the value, which a missing key has too."""
+        """The version is a digest of the value."""
         value = self.get(key)
         return value, "missing" if value is None else hashlib.sha256(value).hexdigest()
 
@@ -56,9 +56,7 @@ class MountedFiles:
             self.put(key, value)
 
     def put_if_unchanged(self, key: str, value: bytes, version: str) -> bool:
-        """Writes the value if the key has this version still; whether it was written. The file appears at once,
-        whole, if the mount can rename: one uploads what there is of a file when its writer dies.
-        """
+        """The file appears whole, if the mount can rename: one uploads what there is of a file when its writer dies."""
         if self.get_version(key)[1] != version:
             return False
         path = self._path(key)
@@ -87,7 +85,7 @@ class MountedFiles:
         return [key for key in found if key.startswith(prefix)]
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Deletes the keys, and the directories that become empty, which a bucket does not have."""
+        """Also deletes the directories that become empty, which a bucket does not have."""
         for key in keys:
             path = self._path(key)
             with contextlib.suppress(*_NO_FILE):

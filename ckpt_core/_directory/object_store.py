@@ -231,9 +231,8 @@ _asked_of_conditions: set[str] = set()
 
 
 def _put_owner(path: str, keys: Keys, key: str, owner: bytes, missing: Any) -> None:
-    """Puts the owner's key of an attempt; raises CheckpointExists if it is there: two processes copy one checkpoint to this
-    path. Warns once of a store that ignores the conditions of a put: nothing decides there between two writers. ``missing``
-    is the version of an absent key, if known.
+    """Puts the owner's key of an attempt; CheckpointExists if it is there: two processes copy one checkpoint to this path.
+    Warns once of a store that ignores the conditions of a put. ``missing`` is the version of an absent key, if known.
     """
     bucket = "/".join(path.split("/")[:3])
     if path.startswith(ROOTS) and bucket not in _asked_of_conditions:

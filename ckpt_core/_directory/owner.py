@@ -20,7 +20,6 @@ from ckpt_core._fork import around_forks
 from ckpt_core._platform import WINDOWS
 
 FOREIGN_AGE_SECS = 3600.0
-"""Age of the last change after which files of a process on another host count as left over."""
 _OWNER = re.compile(r"([0-9a-f]+)-([0-9]{1,9})-([0-9]*)")
 
 
@@ -75,8 +74,7 @@ def _start_time(pid: int) -> str | None:
 
 def lives(owner: str) -> bool | None:
     """Whether the owner is alive; None if it runs on another host or is unknown. Where the system does not say when a
-    process started (no /proc), a later process with the owner's id counts as it: what is left is deleted when that
-    one has ended.
+    process started (no /proc), a later one with the owner's id counts as it: what is left is deleted after that.
     """
     parts = _OWNER.fullmatch(owner)
     if parts is None or parts[1] != _host() or int(parts[2]) == 0:
@@ -97,9 +95,8 @@ def lives(owner: str) -> bool | None:
 
 
 def is_dead(owner: str, path: str) -> bool:
-    """Whether the owner of the files at ``path`` is dead. For one on another host this is a guess: nothing below
-    ``path`` has changed for ``FOREIGN_AGE_SECS`` by the clock of the file system, since that of this host may be
-    wrong.
+    """Whether the owner of the files at ``path`` is dead; of one on another host, whether nothing below ``path`` has changed
+    for ``FOREIGN_AGE_SECS`` by the clock of the file system, since that of this host may be wrong.
     """
     living = lives(owner)
     if living is not None:

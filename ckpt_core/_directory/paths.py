@@ -29,9 +29,8 @@ _ENDLESS_BYTES = 2**50
 
 
 def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:
-    """Absolute path or URL, without a trailing slash, and whether it is a directory of a file system; a mounted
-    bucket is an object store. Resolves relative paths and ``~`` now, so that a later ``chdir`` has no effect. Raises
-    TypeError, or RefusedArgument for what cannot be the path of a checkpoint.
+    """Absolute path or URL, without a trailing slash, and whether it is a directory of a file system; a mounted bucket is
+    an object store. A later ``chdir`` has no effect. TypeError or RefusedArgument for what cannot be a path.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(

@@ -52,7 +52,10 @@ _COPY = re.compile(
 
 
 class Keys(Protocol):
-    """The keys and values below one prefix of a store; every call blocks."""
+    """The keys and values below one prefix of a store; every call blocks. A missing key has the value None, and a version.
+    ``get`` gives the value, or its first bytes, ``put_if_unchanged`` whether it has put it, ``list`` all keys with a prefix.
+    ``delete`` ignores missing keys.
+    """
 
     def get(self, key: str, first_bytes: int | None = None) -> bytes | None: ...
     def get_version(self, key: str) -> tuple[bytes | None, Any]: ...
@@ -257,9 +260,7 @@ class StoreAttempt(Attempt):
             raise
 
     def _clean_up(self, copied: set[str], committed: str | None) -> None:
-        """Deletes what nobody needs any more but the ``copied`` names, at last the owner's key; all of this attempt,
-        if ``committed`` is the token of another one.
-        """
+        """Deletes what nobody needs any more, at last the owner's key; all of this attempt if another one is ``committed``."""
         with log_failures():
             if left := self._replaced - copied - {RECORD}:
                 self._keys.delete(left)

@@ -34,9 +34,8 @@ ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def kind_at(path: str, *, follow: bool = True) -> str:
-    """What is at a path: ``"directory"``, ``"file"`` or ``"other"``, which a link is without ``follow``; empty if
-    nothing is, as behind a dangling link. Raises OSError if the system cannot say (EIO, EACCES, ESTALE), where
-    ``os.path.exists`` and its kin say that nothing is there.
+    """What is at a path: ``"directory"``, ``"file"``, ``"other"`` (a link without ``follow``), or empty for nothing, as behind
+    a dangling link. OSError if the system cannot say, where ``os.path.exists`` says that nothing is there.
     """
     try:
         mode = os.stat(path, follow_symlinks=follow).st_mode
@@ -116,8 +115,7 @@ def cannot_write(path: str) -> CheckpointError:
 
 def link_new(source: str, target: str) -> None:
     """Gives a file a second name; raises FileExistsError if something has it. On file systems without hard links
-    (exFAT, some FUSE) it is renamed: of two processes at the same moment the later one wins, and none of them learns
-    of it.
+    (exFAT, some FUSE) it is renamed: of two processes at the same moment the later one wins in silence.
     """
     try:
         os.link(source, target)

@@ -99,9 +99,7 @@ class Numbered(ValueError):
 
 
 def decode_manifest(data: bytes) -> NodeRef | None:
-    """The root of the newest version in a manifest; None if that version has no keys. Raises Numbered
-    if the versions are in the numbered manifests beside it, ValueError if the manifest is damaged.
-    """
+    """The root of the newest version in a manifest, None if that has no keys; Numbered, or ValueError if it is damaged."""
     fields = _decoded(data, MANIFEST_MAGIC)
     fields.take(_UUID_BYTES)
     kind, _, _ = fields.numbers(3)

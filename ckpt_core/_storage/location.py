@@ -117,8 +117,8 @@ def unreadable(
 
 
 def answered(found: Any, doing: str) -> Any:
-    """What a read without conditions gave. OSError if the store refused it with a status for unmet conditions
-    (304, 412), as an organization's policy does: TensorStore gives that back as a value of an unknown state.
+    """What a read without conditions gave. OSError if a policy refused it with a status for unmet conditions (304, 412),
+    which TensorStore gives back as a value of an unknown state.
     """
     if found.state == _UNKNOWN:
         raise refused_oddly(doing)
@@ -196,9 +196,8 @@ class Location:
 
 
 def _s3_server(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Endpoint, region and credentials: as chosen, or from the variables that the AWS tools read,
-    while TensorStore reads only those of credentials. If those are there, they are named as the
-    source: TensorStore would look elsewhere first, and log at length that there is nothing.
+    """Endpoint, region and credentials: as chosen, or from the variables that the AWS tools read. TensorStore reads only those
+    of credentials, and these are named as the source, or it would look elsewhere first, and log that at length.
     """
     read = {
         "endpoint": ("endpoint_url", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
@@ -272,7 +271,6 @@ class KeyValues:
         self._store: Any = self._done("open", opening)
 
     def get(self, key: str, first_bytes: int | None = None) -> bytes | None:
-        """The value, or its first bytes; None if there is no such key."""
         if first_bytes is None:
             return self.get_version(key)[0]
         first = self._store.read(key, byte_range=slice(0, first_bytes))
@@ -281,19 +279,15 @@ class KeyValues:
         return (self.get(key) or b"")[:first_bytes]
 
     def put(self, key: str, value: bytes) -> None:
-        """Writes the value."""
         self._write_all("write", {key: value})
 
     def get_version(self, key: str) -> tuple[bytes | None, Any]:
-        """As ``get``, with the version, which a missing key has too."""
         return self._found(key, self._store.read(key))
 
     def put_all(self, values: Mapping[str, bytes]) -> None:
-        """Writes all values, in parallel."""
         self._write_all("write", values)
 
     def put_if_unchanged(self, key: str, value: bytes, version: Any) -> bool:
-        """Writes the value if the key has this version still; whether it was written."""
         writing = self._store.write(key, value, if_equal=version)
         written = bool(self._done(f"write {key}", writing).generation)
         self._expect("412", not written)
@@ -324,7 +318,6 @@ class KeyValues:
         raise (refusal(answer, doing) or refused_oddly(doing)) from failed
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Deletes the keys, in parallel; keys that do not exist are ignored."""
         # not delete_range, which lists, and tells of a refusal no more than a listing does
         self._write_all("delete", dict.fromkeys(keys))
 
@@ -365,7 +358,7 @@ _expecting = threading.Lock()
 
 def _refused() -> Counter[str]:
     """How often stores have refused a request of this process, by HTTP status; without what TensorStore repeats and
-    what ``KeyValues`` have to expect. A poll for a missing key would make every listing meanwhile look refused.
+    what ``KeyValues`` expect, such as the 404 of a poll for a missing key.
     """
     with _expecting:
         counts = Counter({status: -count for status, count in _expected.items()})
