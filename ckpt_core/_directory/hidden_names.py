@@ -237,8 +237,8 @@ def traces(directory: str, owner_file: str, folders: Mapping[str, str]) -> list[
         elif _ORBAX_TEMPORARY in name:
             found.append(Trace("unfinished", name.partition(".")[0], "Orbax", since))
         elif name in folders:
-            inside = _folders_in(path)
-            found += (Trace(folders[name], f"{name}/{inner}", "", old) for inner, _, old in inside)
+            moved = _folders_in(path)
+            found += (Trace(folders[name], f"{name}/{inner}", "", old) for inner, _, old in moved)
     return [*found, *_writer(directory, owner_file)]
 
 

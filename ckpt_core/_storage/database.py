@@ -319,7 +319,7 @@ def read_index(
             if root is not None:
                 # asked for at every node, and looks at every leaf
                 most = functools.cache(most_keys)
-                _collect(read, root, found, _key_ranges(names), most)
+                _collect(read, root, found, _prefixes(names), most)
             return found
     except CheckpointCorrupt:
         raise
@@ -351,39 +351,34 @@ class _Below(NamedTuple):
     stop: bytes | None
 
 
-KeyRange = tuple[bytes, bytes | None]
-"""First key, and first key after the range (None for no end)."""
-
-
-def _key_ranges(names: Iterable[str] | None) -> list[KeyRange]:
-    """Disjoint ascending ranges that contain all keys of these arrays."""
+def _prefixes(names: Iterable[str] | None) -> list[bytes]:
+    """What the keys of these arrays begin with, ascending; none begins with another one."""
     encoded = {name.encode(errors="surrogateescape") for name in names or ()}
     if names is None or b"" in encoded:  # keys of a bare array have no prefix
-        return [(b"", None)]
-    ranges: list[KeyRange] = []
-    for start in sorted(name + b"/" for name in encoded):  # "w-ema/" comes before "w/"
-        stop = start[:-1] + b"0"  # "0" is the ASCII character after "/"
-        if not ranges or ranges[-1][1] is None or start >= ranges[-1][1]:
-            ranges.append((start, stop))
-    return ranges
+        return [b""]
+    found: list[bytes] = []
+    for prefix in sorted(name + b"/" for name in encoded):  # "w-ema/" comes before "w/"
+        if not found or not prefix.startswith(found[-1]):
+            found.append(prefix)
+    return found
 
 
-def _overlaps_any(ranges: list[KeyRange], start: bytes, stop: bytes | None) -> bool:
-    """Whether any of the ranges has keys in ``[start, stop)``."""
-    after = bisect.bisect_right(ranges, start, key=lambda entry: entry[0])
-    if after and (ranges[after - 1][1] is None or ranges[after - 1][1] > start):  # pyright: ignore
+def _may_hold(prefixes: list[bytes], start: bytes, stop: bytes | None) -> bool:
+    """Whether a key in ``[start, stop)`` may begin with any of the prefixes."""
+    after = bisect.bisect_right(prefixes, start)
+    if after and start.startswith(prefixes[after - 1]):
         return True
-    return after < len(ranges) and (stop is None or ranges[after][0] < stop)
+    return after < len(prefixes) and (stop is None or prefixes[after] < stop)
 
 
 def _collect(
     read: Callable[[list[NodeRef]], Iterable[bytes]],
     root: NodeRef,
     found: dict[str, Place],
-    ranges: list[KeyRange],
+    prefixes: list[bytes],
     most_keys: Callable[[], int],
 ) -> None:
-    """Walks the B+tree level by level, only into nodes that may have keys in ``ranges``."""
+    """Walks the B+tree level by level, only into nodes that may have keys with these ``prefixes``."""
     level = [_Below(root, b"", None)]
     visited = {root}
     height: int | None = None
@@ -412,7 +407,7 @@ def _collect(
                 names = [key.decode(errors="surrogateescape") for key in keys]
                 found.update(zip(names, content.places, strict=True))
             else:
-                below_level += _children(content, below, ranges)
+                below_level += _children(content, below, prefixes)
             # there is a key, or more, below each node
             count = max(len(found), len(below_level))
             if count > _FEW_KEYS and count > most_keys():
@@ -461,12 +456,12 @@ def _value(base: Any, file: str) -> bytes:
     return data
 
 
-def _children(node: Inner, below: _Below, ranges: list[KeyRange]) -> Iterator[_Below]:
-    """The children of an inner node that may have keys in ``ranges``."""
+def _children(node: Inner, below: _Below, prefixes: list[bytes]) -> Iterator[_Below]:
+    """The children of an inner node that may have keys with these ``prefixes``."""
     starts = [below.prefix + key for key in node.keys]
     stops = [*starts[1:], below.stop]
     for child, length, start, stop in zip(
         node.children, node.prefix_lengths, starts, stops, strict=True
     ):
-        if _overlaps_any(ranges, start, stop):
+        if _may_hold(prefixes, start, stop):
             yield _Below(child, start[: len(below.prefix) + length], stop)

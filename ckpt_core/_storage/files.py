@@ -101,7 +101,7 @@ class StoreFiles:
 
 
 class _OpenFile:
-    """A file that is open until it is closed, or nothing refers to it: a signal handler may raise between any two lines."""
+    """A file that is open until it is closed, or nothing refers to it."""
 
     descriptor = -1  # after ``close``
     _close = staticmethod(os.close)  # at interpreter exit, modules may be torn down already
