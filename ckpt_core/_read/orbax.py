@@ -18,6 +18,7 @@ from ckpt_core._storage import (
     ForeignArray,
     StoreContext,
     Values,
+    most_chunk_bytes,
     open_array,
     read_index,
     read_region,
@@ -85,6 +86,7 @@ def _opened_arrays(
     ocdbt = _in_database(checkpoint, item) if tree.ocdbt is None else tree.ocdbt
     location = checkpoint.location / item.directory if item.directory else checkpoint.location
     values = _stored_values(checkpoint, item, ocdbt, context)
+    limit_bytes = most_chunk_bytes(values.total_bytes)
     context()  # made here, on one thread
 
     def open_named(name: str) -> ForeignArray:
@@ -95,6 +97,7 @@ def _opened_arrays(
                 context,
                 zarr3=tree.zarr3,
                 ocdbt=ocdbt,
+                limit_bytes=limit_bytes,
                 values=values,
             )
 
@@ -180,6 +183,7 @@ def read_special(checkpoint: Checkpoint, item: OrbaxItem, context: StoreContext)
         context,
         zarr3=zarr3,
         ocdbt=ocdbt,
+        limit_bytes=most_chunk_bytes(values.total_bytes),
         values=values,
     )
     return read_region(array, whole(array.shape), "checkpoint")

@@ -50,11 +50,12 @@ def open_array(
     *,
     zarr3: bool,
     ocdbt: bool,
+    limit_bytes: int,
     values: Values,
 ) -> ForeignArray:
     """Opens an array of any layout that Orbax writes: zarr v3 or v2, in an OCDBT database or in directories.
-    CheckpointCorrupt if it is missing or its metadata is damaged or impossible; MemoryError if a chunk would take
-    more than half of this process's memory.
+    CheckpointCorrupt if it is missing or its metadata is damaged or impossible, such as chunks above ``limit_bytes``;
+    MemoryError if a chunk would take more than half of this process's memory.
     """
     prefix = f"{name}/" if name else ""
     metadata = "zarr.json" if zarr3 else ".zarray"
@@ -81,7 +82,7 @@ def open_array(
     # A malicious shape or chunk shape would abort the process when TensorStore allocates memory.
     if math.prod(shape) * store.dtype.numpy_dtype.itemsize > _MAX_FOREIGN_BYTES:
         raise CheckpointCorrupt(f"array {name!r}: impossible shape {shape}", leaf=name)
-    _refuse_chunks(store, name, values)
+    _refuse_chunks(store, name, limit_bytes, values)
     return ForeignArray(store, store.dtype.name, shape, len(values.of(name)))
 
 
@@ -203,14 +204,14 @@ def _arrays_of(key: str) -> set[str]:
     return found
 
 
-def _refuse_chunks(store: Any, name: str, values: Values) -> None:
+def _refuse_chunks(store: Any, name: str, limit_bytes: int, values: Values) -> None:
     """Raises CheckpointCorrupt if an array's chunks are impossible, and MemoryError if there is no memory for one."""
     layout, itemsize = store.chunk_layout, store.dtype.numpy_dtype.itemsize
     inner = math.prod(layout.read_chunk.shape or ())
     outer = math.prod(layout.write_chunk.shape or ())
     shape = tuple(store.shape)
     inner_chunks = outer // max(1, inner)
-    if outer * itemsize > most_chunk_bytes(values.total_bytes) or inner_chunks > _MOST_INNER_CHUNKS:
+    if outer * itemsize > limit_bytes or inner_chunks > _MOST_INNER_CHUNKS:
         raise CheckpointCorrupt(
             f"array {name!r}: impossible shape {shape} in chunks of {tuple(layout.write_chunk.shape)}",
             leaf=name,
