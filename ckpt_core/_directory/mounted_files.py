@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import os
 import secrets
 import time
@@ -126,13 +127,15 @@ def _open_for_writing(path: str) -> int:
     """The descriptor of a new or emptied file; makes its directory."""
     # not for reading: rclone without a cache refuses that
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY
-    for _ in range(_TRIES):
-        # a deletion that goes on may remove the directory when it is empty, at any moment
-        with contextlib.suppress(FileNotFoundError, FileExistsError):
+    tries = itertools.count(1)
+    while True:
+        try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             return os.open(path, flags)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    return os.open(path, flags)
+        except (FileNotFoundError, FileExistsError):
+            # a deletion that goes on may remove the directory when it is empty, at any moment
+            if next(tries) == _TRIES:
+                raise
 
 
 def _if_it_can(call: Callable[[], Any]) -> bool:

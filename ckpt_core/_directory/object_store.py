@@ -113,10 +113,9 @@ class ObjectStoreBackend(Backend):
         return StoreAttempt(path, self._open(path), attempt_path.rpartition(STAGING)[2])
 
     def read(self, path: str, name: str, limit_bytes: int | None = None) -> bytes | None:
-        # Unlike a sparse file, an object really stores all its bytes, so a huge one is unlikely:
-        # read it, then check its size.
         data = self._open(path).get(name)
         most = most_bytes(name) if limit_bytes is None else limit_bytes
+        # after it was read: an object is not sparse, so a huge one is unlikely
         if data is not None and len(data) > most:
             raise CheckpointCorrupt(
                 f"{path}/{name} has {len(data)} bytes, and can have {most} at most: it is damaged",
@@ -301,8 +300,8 @@ def _refuse_another(path: str, keys: Keys, present: list[str], record: bytes | N
 
 
 def _is_of_orbax(keys: Keys, present: list[str]) -> bool:
-    """Whether these are the keys of a checkpoint that Orbax finished. In a store Orbax puts ``commit_success.txt``
-    last. A checkpoint that was copied there from a disk has none, but its description has the time of its commit.
+    """Whether these are the keys of a checkpoint that Orbax finished, with ``commit_success.txt`` as the last one. One that was
+    copied there from a disk has none, but its description has the time of its commit.
     """
     if is_marked(keys, present):
         return False

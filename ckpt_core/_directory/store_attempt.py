@@ -224,8 +224,6 @@ class StoreAttempt(Attempt):
         }
 
     def make_durable(self, record_name: str, record: bytes) -> None:
-        # Objects are durable when put returns; the record makes the checkpoint visible, in
-        # commit().
         self._record = record_name, record
 
     def commit(self) -> None:
@@ -244,8 +242,7 @@ class StoreAttempt(Attempt):
                 self._deciding = False
                 raise CheckpointExists(f"{self._target}: another writer committed it meanwhile")
             if self._replaced:
-                # until all is copied, Orbax would see a mixture
-                with log_failures():
+                with log_failures():  # until all is copied, Orbax would see a mixture
                     self._keys.delete([COMMIT])
             known = self._held | self._apart
             if self._passes:

@@ -81,6 +81,7 @@ class NodeRef(NamedTuple):
 class Leaf(NamedTuple):
     """A node that holds values."""
 
+    height = 0
     keys: list[bytes]  # ascending; without the prefix that the parent node gives
     places: list[Place]  # of their values
 
@@ -294,8 +295,8 @@ def read_index(
     manifest: bytes | None = None,
 ) -> dict[str, Place]:
     """Key -> place of its value, for the database at ``item``; blocks. Only subtrees with arrays in ``names`` are read (None:
-    all). ``files`` and ``manifest`` are given by a caller that has opened or read them. CheckpointCorrupt if the
-    index is missing, damaged, or has more than ``most_keys()`` keys; OSError if the system or the store refused.
+    all). A caller gives the ``files`` and the ``manifest`` that it has. CheckpointCorrupt if the index is missing, damaged,
+    or has more than ``most_keys()`` keys; OSError if the system or the store refused.
     """
     if manifest is None:
         refuse_file(item, INDEX_FILE, most_bytes(INDEX_FILE))
@@ -392,10 +393,9 @@ def _collect(
             if len(data) < below.node.size_bytes:
                 raise _too_short(below.node)
             content = decode_node(data, below.node.base)
-            own = 0 if isinstance(content, Leaf) else content.height
-            if height not in (None, own):
-                raise ValueError(f"a node of height {own} where {height} is expected")
-            height = own
+            if height not in (None, content.height):
+                raise ValueError(f"a node of height {content.height} where {height} is expected")
+            height = content.height
             lengths = [len(below.prefix) + len(key) for key in content.keys]
             if max(lengths) > MOST_KEY_BYTES:
                 raise ValueError("a key that is too long")

@@ -120,9 +120,8 @@ class _OpenFile:
 
 
 class DataFiles:
-    """Data files in a file system; opens each once while they are not too many, and follows
-    links. ``sizes_bytes`` has the maximum size of each file in the record. ``is_local`` says whether the
-    file at a path may be memory-mapped, or read past the page cache by ``past_cache`` (None: nothing is).
+    """Data files in a file system; opens each once while they are not too many. ``sizes_bytes`` has their maximum sizes.
+    ``is_local`` says whether the file at a path may be memory-mapped, or read by ``past_cache`` (None: nothing is).
     """
 
     piece_bytes = 256 * KIB
@@ -197,9 +196,7 @@ class DataFiles:
             return stream.readinto(target) or 0
 
     def mapped(self, file: str) -> np.ndarray[Any, Any] | None:
-        """All bytes of a file as a private copy-on-write mapping: only changed pages take memory. While a
-        view of it lives, a deleted file keeps its disk space. None if the system allows no (further) mapping.
-        """
+        """All bytes of a file as a private mapping: only changed pages take memory. None if the system allows no further one."""
         if file not in self._mapped:
             self._mapped[file] = self._map(file)
         return self._mapped[file]
@@ -352,8 +349,8 @@ class PastCache:
         return True
 
     def _fill(self, file: str, descriptor: int, offset: int, end: int) -> None:
-        """Reads what comes next into this thread's window. On an error (no direct reads, larger sectors, no memory,
-        no further descriptor) it has nothing; the read through the cache says what it is, if it fails, too.
+        """Reads what comes next into this thread's window. On an error (no direct reads, larger sectors, no memory) it has
+        nothing; a read through the cache follows, and may fail, too.
         """
         window = self._window
         window.file = ""

@@ -135,8 +135,8 @@ def refused_oddly(doing: str) -> OSError:
 
 
 def settled(future: Any, doing: str, timeout_secs: float | None = None) -> Any:
-    """The value of a TensorStore future; blocks until it is done. A signal handler's exception during the wait is raised unchanged.
-    After ``timeout_secs`` (None: no limit) the request is given up with TimeoutError, but the store may still carry it out.
+    """The value of a TensorStore future; blocks until it is done. After ``timeout_secs`` (None: no limit) the request is given
+    up with TimeoutError, but the store may still carry it out.
     """
     try:
         error = future.exception(timeout=timeout_secs)
@@ -162,8 +162,8 @@ _STALLS = {
     "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "60",
     "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1",
 }
-"""A connection on which nothing moves for a minute is given up, and the request repeated; TensorStore, which
-reads these at its first request, would wait for ever. It takes it in no other way."""
+"""A connection on which nothing moves for a minute is given up, and the request repeated; TensorStore, which reads these at
+its first request, would wait for ever."""
 _IO_THREADS = min(16, max(4, os.cpu_count() or 1))
 """More threads than cores read no faster, and would slow the training step down."""
 
@@ -234,8 +234,8 @@ def _process_wide() -> Any:
 
 
 def new_context() -> StoreContext:
-    """A new TensorStore context for one load; ForkedProcess in a forked child. All arrays of a load share one, because each
-    context opens the database again. The next load needs another: the cache may have data of a directory that was replaced meanwhile.
+    """A new TensorStore context for all arrays of one load; ForkedProcess in a forked child. The next load needs another: the
+    cache may have data of a directory that was replaced meanwhile.
     """
     HOME.is_used = True
     if os.getpid() != HOME.pid:
@@ -318,7 +318,7 @@ class KeyValues:
         raise (refusal(answer, doing) or refused_oddly(doing)) from failed
 
     def delete(self, keys: Iterable[str]) -> None:
-        # not delete_range, which lists, and tells of a refusal no more than a listing does
+        # delete_range would list, and tell of a refusal no more than that does
         self._write_all("delete", dict.fromkeys(keys))
 
     def _write_all(self, doing: str, values: Mapping[str, bytes | None]) -> None:

@@ -286,9 +286,7 @@ def _encoded(values: np.ndarray[Any, Any], key: str, dtype: str, codec: str) -> 
 def decode_chunk(
     data: memoryview, name: str, dtype: str, codec: str, out: np.ndarray[Any, Any]
 ) -> None:
-    """Decodes a compressed chunk of an array into ``out``, which is contiguous. Raises CheckpointCorrupt if it is damaged or
-    holds another number of bytes, MemoryError if there is too little memory for one.
-    """
+    """Decodes a compressed chunk of an array into ``out``, which is contiguous; CheckpointCorrupt if it does not fill that."""
     refuse_without_memory(name, out.nbytes)
     if codec_parts(codec)[0] == "zstd":
         try:
