@@ -27,17 +27,21 @@ from ckpt_core._directory.gather import (
     read_secret,
 )
 from ckpt_core._directory.hidden_names import Trace, traces
-from ckpt_core._directory.locks import (
+from ckpt_core._directory.object_store import ObjectStoreBackend
+from ckpt_core._directory.owner import (
     Claim,
     LockFile,
     deleting,
+    introduction,
+    is_dead,
     is_locked,
     lock_folder,
     locks_work_in,
     reading,
+    this_machine,
+    this_network,
+    this_owner,
 )
-from ckpt_core._directory.object_store import ObjectStoreBackend
-from ckpt_core._directory.owner import introduction, is_dead, this_machine, this_network, this_owner
 from ckpt_core._directory.paths import (
     file_system_of,
     is_local_disk,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, Self
 
-from ckpt_core._directory.locks import Claim
+from ckpt_core._directory.owner import Claim
 from ckpt_core._errors import CheckpointCorrupt, CheckpointExists
 from ckpt_core._format.record import FileRecord
 from ckpt_core._platform import of_tasks

@@ -23,8 +23,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckpt_core._directory.backend import SIGNS, Backend, Look, already_there, is_meant, lies_inside
-from ckpt_core._directory.locks import Claim
-from ckpt_core._directory.owner import introduction, this_owner
+from ckpt_core._directory.owner import Claim, introduction, this_owner
 from ckpt_core._directory.paths import mounted_bucket
 from ckpt_core._directory.store_attempt import (
     COMMIT,

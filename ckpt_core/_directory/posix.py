@@ -17,8 +17,16 @@ from ckpt_core._directory import hidden_names
 from ckpt_core._directory.backend import SIGNS, Attempt, Backend, Look, already_there
 from ckpt_core._directory.files import file_sizes, read_bounded, size_of
 from ckpt_core._directory.hidden_names import KEPT, REPLACED, TEMPORARY
-from ckpt_core._directory.locks import SHARED, Claim, LockFile, deleting, is_locked, reading
-from ckpt_core._directory.owner import is_dead, lives
+from ckpt_core._directory.owner import (
+    SHARED,
+    Claim,
+    LockFile,
+    deleting,
+    is_dead,
+    is_locked,
+    lives,
+    reading,
+)
 from ckpt_core._directory.paths import refuse_lost_link, refuse_path
 from ckpt_core._directory.syscalls import (
     cannot_write,
