@@ -53,43 +53,33 @@ def refusal(error: BaseException, doing: str) -> OSError | None:
     """The OSError that a failure raised by TensorStore stands for, where the system or the store refused; None
     if the data itself is at fault. ``doing`` says what was tried, with the path or URL, and begins the message.
     """
-    if isinstance(error, OSError) and error.errno:
-        return OSError(error.errno, f"{doing}: {os.strerror(error.errno)} ({error})")
     text = str(error)
     system = _SYSTEM_ERROR.search(text)
-    if system is not None:
-        number = int(system[1])
+    number = int(system[1]) if system else isinstance(error, OSError) and error.errno
+    if number:
         return OSError(number, f"{doing}: {os.strerror(number)} ({error})")
     found = _HTTP_STATUS.search(text)
     status = int(found[1]) if found else 0
     codes = set(_CODE.findall(text[: found.start() if found else None]))
     expired = status == 400 and any(f"<Code>{code}</Code>" in text for code in _BAD_CREDENTIALS)
     expired = expired or _NO_PROFILE in text
-    if status in (401, 403) or codes & _NO_ACCESS or expired:
-        return PermissionError(
-            errno.EACCES,
-            f"{doing}: the store refused access: check that its credentials are there, are not expired, and "
-            f"allow this ({error})",
-        )
-    if status == 404:  # an object that is missing is no failure of a request
-        return FileNotFoundError(
-            errno.ENOENT, f"{doing}: there is no such bucket: make it first ({error})"
-        )
-    if "DEADLINE_EXCEEDED" in codes:
-        return TimeoutError(errno.ETIMEDOUT, f"{doing}: the store did not answer in time ({error})")
     no_answer = not status and _CURL_ERROR.search(text)  # such as a certificate that is not valid
-    if no_answer or status == 429 or status >= 500 or codes & _NO_ANSWER:
-        return ConnectionError(
-            errno.ECONNABORTED,
-            f"{doing}: the store did not answer as it should, and all retries were used up: try again "
-            f"({error})",
-        )
-    if status not in _OF_THE_DATA:
-        return OSError(
-            errno.EPROTO,
-            f"{doing}: the store refused the request: check the bucket's region and the endpoint ({error})",
-        )
-    return None
+    if status in (401, 403) or codes & _NO_ACCESS or expired:
+        number = errno.EACCES
+        what = "refused access: check that its credentials are there, not expired, and allow this"
+    elif status == 404:  # an object that is missing is no failure of a request
+        number, what = errno.ENOENT, "has no such bucket: make it first"
+    elif "DEADLINE_EXCEEDED" in codes:
+        number, what = errno.ETIMEDOUT, "did not answer in time"
+    elif no_answer or status == 429 or status >= 500 or codes & _NO_ANSWER:
+        what = "did not answer as it should, and all retries were used up: try again"
+        return ConnectionError(errno.ECONNABORTED, f"{doing}: the store {what} ({error})")
+    elif status not in _OF_THE_DATA:
+        number = errno.EPROTO
+        what = "refused the request: check the bucket's region and the endpoint"
+    else:
+        return None
+    return OSError(number, f"{doing}: the store {what} ({error})")
 
 
 def failure(error: BaseException, doing: str) -> Exception:
