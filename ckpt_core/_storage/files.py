@@ -244,16 +244,14 @@ class DataFiles:
                 raise
             raise self._corrupt(file, _NO_FILE[error.errno]) from error
         status = os.fstat(opened.descriptor)
-        expected = self._sizes.get(file, status.st_size)
-        # A file that is too short is reported by the read, which can name the leaf.
-        if stat.S_ISREG(status.st_mode) and status.st_size <= expected:
-            if self._past_cache is not None:
-                self._past_cache.opened(file, opened.descriptor, local=self._is_local(path))
-            return opened
-        opened.close()
         if not stat.S_ISREG(status.st_mode):
             raise self._corrupt(file, "is no regular file")
-        raise self._corrupt(file, f"has {status.st_size} bytes, was saved with {expected}")
+        # A file that is too short is reported by the read, which can name the leaf.
+        if status.st_size > (expected := self._sizes.get(file, status.st_size)):
+            raise self._corrupt(file, f"has {status.st_size} bytes, was saved with {expected}")
+        if self._past_cache is not None:
+            self._past_cache.opened(file, opened.descriptor, local=self._is_local(path))
+        return opened
 
     def _corrupt(self, file: str, what: str) -> CheckpointCorrupt:
         folder = self._location.path.rpartition("/")[2]
