@@ -9,11 +9,16 @@ from ckpt_core._directory.backend import SIGNS, Attempt, Backend, has_sign, is_m
 from ckpt_core._directory.files import (
     FileIdentity,
     crc32_of,
+    exchange,
     identify,
+    kind_at,
     link_files,
     link_same,
     read_pieces,
+    refuse_file,
+    remove,
     size_of,
+    sync_file,
 )
 from ckpt_core._directory.gather import (
     SECRET_FILE,
@@ -61,4 +66,3 @@ from ckpt_core._directory.steps import (
     write_run_metadata,
 )
 from ckpt_core._directory.store_attempt import Keys
-from ckpt_core._directory.syscalls import exchange, kind_at, refuse_file, remove, sync_file

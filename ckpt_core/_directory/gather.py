@@ -14,9 +14,15 @@ from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 from ckpt_core._directory import hidden_names
-from ckpt_core._directory.files import FileIdentity, identity_of, read_pieces
+from ckpt_core._directory.files import (
+    FileIdentity,
+    identity_of,
+    link_new,
+    read_pieces,
+    remove,
+    sync_file,
+)
 from ckpt_core._directory.owner import lives, this_owner
-from ckpt_core._directory.syscalls import link_new, remove, sync_file
 from ckpt_core._errors import CheckpointError, UnsupportedLeaf
 from ckpt_core._platform import BINARY, NO_LINK, READ, WINDOWS
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
-from ckpt_core._directory.syscalls import sync_file, unless_absent
+from ckpt_core._directory.files import sync_file, unless_absent
 from ckpt_core._platform import BINARY
 
 _HALF = ".ckpt-put."

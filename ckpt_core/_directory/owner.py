@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from ckpt_core._directory.syscalls import boot_id, unless_absent
+from ckpt_core._directory.files import unless_absent
 from ckpt_core._fork import around_forks
 from ckpt_core._platform import READ, WINDOWS
 
@@ -47,9 +47,18 @@ def this_owner() -> str:
 around_forks(after_in_child=this_owner.cache_clear)
 
 
+def _boot_id() -> str:
+    """Differs between machines, and between two starts of one; empty where the system tells none."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
 def this_machine() -> str:
     """Identifies the machine: equal for all its containers, different after it was started anew."""
-    return boot_id() or socket.gethostname()
+    return _boot_id() or socket.gethostname()
 
 
 def this_network() -> str:
@@ -65,7 +74,7 @@ def introduction() -> str:
 
 @functools.cache
 def _host() -> str:
-    text = f"{socket.gethostname()}\n{boot_id()}\n{_namespace('pid')}"
+    text = f"{socket.gethostname()}\n{_boot_id()}\n{_namespace('pid')}"
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 

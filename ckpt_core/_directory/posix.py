@@ -15,7 +15,19 @@ from dataclasses import dataclass, field
 
 from ckpt_core._directory import hidden_names
 from ckpt_core._directory.backend import SIGNS, Attempt, Backend, Look, already_there
-from ckpt_core._directory.files import file_sizes, read_bounded, size_of
+from ckpt_core._directory.files import (
+    cannot_write,
+    exchange,
+    file_sizes,
+    kind_at,
+    link_new,
+    read_bounded,
+    refuse_file,
+    remove,
+    size_of,
+    sync_file,
+    unless_absent,
+)
 from ckpt_core._directory.hidden_names import KEPT, REPLACED, TEMPORARY
 from ckpt_core._directory.owner import (
     SHARED,
@@ -28,16 +40,6 @@ from ckpt_core._directory.owner import (
     reading,
 )
 from ckpt_core._directory.paths import refuse_lost_link, refuse_path
-from ckpt_core._directory.syscalls import (
-    cannot_write,
-    exchange,
-    kind_at,
-    link_new,
-    refuse_file,
-    remove,
-    sync_file,
-    unless_absent,
-)
 from ckpt_core._errors import VISIBLE, name_file
 from ckpt_core._format.record import FileRecord
 from ckpt_core._format.untrusted import most_bytes
