@@ -195,14 +195,6 @@ def _storage_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return dict(given)
 
 
-def _is_trash(name: str) -> bool:
-    return bool(name) and "/" not in name and not name.startswith(".") and not name.isdigit()
-
-
-def _are_signals(names: Iterable[str]) -> bool:
-    return all(one in signal.Signals.__members__.keys() - {"SIGKILL", "SIGSTOP"} for one in names)
-
-
 _TYPES: dict[str, tuple[Any, str]] = {
     "on_event": (Callable, "a function that takes an event"),
     "persist_policy": (Callable, "a policy such as ckpt.when.every_steps(1000)"),
@@ -229,8 +221,14 @@ _VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda partners: partners == "host" or callable(partners),
         "must be None, 'host' or a function (index, count) -> index",
     ),
-    "trash_directory": (_is_trash, "is the name of a directory beside the steps"),
-    "stop_signals": (_are_signals, "are names such as 'SIGTERM'"),
+    "trash_directory": (
+        lambda name: name and "/" not in name and not name.startswith(".") and not name.isdigit(),
+        "is the name of a directory beside the steps",
+    ),
+    "stop_signals": (
+        lambda names: {*names} <= signal.Signals.__members__.keys() - {"SIGKILL", "SIGSTOP"},
+        "are names such as 'SIGTERM'",
+    ),
 }
 
 

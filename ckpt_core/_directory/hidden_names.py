@@ -222,9 +222,7 @@ class Trace:
 
 
 def traces(directory: str, owner_file: str, folders: Mapping[str, str]) -> list[Trace]:
-    """The traces in a local directory of checkpoints; changes nothing. ``owner_file`` is the file that the writer of
-    the directory keeps locked; ``folders`` maps the folders to which checkpoints are moved to their kinds.
-    """
+    """The traces in a local directory of checkpoints. ``folders`` maps folders to which checkpoints are moved to their kinds."""
     found: list[Trace] = []
     for name, path, since in _folders_in(directory):
         hidden = parse(name)

@@ -31,9 +31,7 @@ _TRIES = 20
 
 
 class MountedFiles:
-    """The files below a directory, which need not exist, as ``Keys``. A conditional put compares and then writes: of
-    two writers on two hosts, both may believe to have won.
-    """
+    """The files below a directory as ``Keys``. A conditional put compares and then writes: two writers may both win."""
 
     def __init__(self, root: str) -> None:
         self._root = root

@@ -122,9 +122,7 @@ def file_system_of(path: str) -> str:
 
 
 def is_local_disk(path: str) -> bool:
-    """Whether a path is on a local file system; False if unknown. On a network file system another machine may
-    truncate a file; a process that then touches its memory map of the file is killed (SIGBUS).
-    """
+    """Whether a path is on a local file system: no other machine truncates a file there, which kills who has it mapped (SIGBUS)."""
     return _LOCAL.fullmatch(_mount_of(path)[0]) is not None
 
 

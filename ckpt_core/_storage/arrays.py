@@ -135,9 +135,7 @@ def refuse_file(location: Location, name: str, most: int) -> None:
 
 
 def memory_bytes() -> int:
-    """Maximum memory of this process in bytes: physical memory, the limit of its container, or RLIMIT_AS. ``sys.maxsize`` where
-    the system tells none (Windows): there a chunk that is too large ends the process.
-    """
+    """Maximum memory of this process in bytes; ``sys.maxsize`` where the system tells none (Windows)."""
     known = [sys.maxsize]
     with contextlib.suppress(AttributeError, ValueError, OSError):
         known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

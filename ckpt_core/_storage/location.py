@@ -50,9 +50,7 @@ _OF_THE_DATA = frozenset({0, 304, 404, 412, 416})
 
 
 def refusal(error: BaseException, doing: str) -> OSError | None:
-    """The OSError that a failure raised by TensorStore stands for, where the system or the store refused; None
-    if the data itself is at fault. ``doing`` says what was tried, with the path or URL, and begins the message.
-    """
+    """The OSError for a failure of TensorStore, where the system or the store refused; None if the data itself is at fault."""
     text = str(error)
     system = _SYSTEM_ERROR.search(text)
     number = int(system[1]) if system else isinstance(error, OSError) and error.errno
