@@ -139,17 +139,12 @@ def interrupted(parent: str) -> dict[str, str]:
 def removable(parent: str) -> list[str]:
     """Hidden names to delete: unfinished saves of dead writers, and replaced checkpoints."""
     found = find(parent)
-    beside: dict[str, str] = {}
-    if any(hidden.kind != TEMPORARY for hidden in found):
-        beside = {digest(entry): entry for entry in inside(parent) or ()}
-    return [hidden.entry for hidden in found if _is_removable(hidden, parent, beside)]
-
-
-def _is_removable(hidden: Hidden, parent: str, beside: Mapping[str, str]) -> bool:
-    if hidden.kind == TEMPORARY:
-        return is_dead(hidden.owner, os.path.join(parent, hidden.entry))
-    name = beside.get(hidden.digest)
-    return name is not None and has_sign(os.path.join(parent, name))
+    old = [hidden for hidden in found if hidden.kind != TEMPORARY]
+    beside = {digest(entry): f"{parent}/{entry}" for entry in (old and inside(parent)) or ()}
+    gone = [one for one in old if one.digest in beside and has_sign(beside[one.digest])]
+    saves = [one for one in found if one.kind == TEMPORARY]
+    gone += [one for one in saves if is_dead(one.owner, os.path.join(parent, one.entry))]
+    return [hidden.entry for hidden in gone]
 
 
 def discard(paths: Iterable[str]) -> None:
@@ -182,8 +177,7 @@ def refuse_occupied(path: str, *, overwrite: bool) -> None:
         )
     around = path
     while (around := os.path.dirname(around)) != os.path.dirname(around):
-        here = os.path.isfile(os.path.join(around, SIGNS[0]))
-        if here and _is_meant(around):
+        if os.path.isfile(os.path.join(around, SIGNS[0])) and _is_meant(around):
             raise lies_inside(path, around)
     names = inside(path)
     if not names:

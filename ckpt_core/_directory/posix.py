@@ -234,10 +234,12 @@ class PosixBackend(Backend):
                 with contextlib.suppress(OSError):  # readers find it under the hidden name too
                     os.rename(aside, os.path.join(path, name))
         entries = hidden_names.removable(path)
-        if not entries or not is_synced(path):
-            return []
-        hidden_names.discard(os.path.join(path, entry) for entry in entries)
-        return entries
+        with contextlib.suppress(OSError):
+            if entries:
+                sync_directory(path)
+                hidden_names.discard(os.path.join(path, entry) for entry in entries)
+                return entries
+        return []
 
     def replaced(self, path: str) -> str | None:
         if os.path.lexists(os.path.join(path, SIGNS[0])):  # the common case, without a listing
@@ -389,9 +391,11 @@ def _clean_named(parent: str, beside: list[hidden_names.Hidden]) -> list[str]:
     paths = {os.path.join(parent, one.entry): one for one in beside}
     saves = {path: one.owner for path, one in paths.items() if one.kind == TEMPORARY}
     dead = [path for path, owner in saves.items() if is_dead(owner, path)]
-    # first the fsync: one of them may be a checkpoint that was replaced by a rename that is not durable yet
-    if dead and is_synced(parent):
-        hidden_names.discard(dead)
+    if dead:
+        with contextlib.suppress(OSError):
+            # first: one of them may be a checkpoint that was replaced by a rename that is not durable yet
+            sync_directory(parent)
+            hidden_names.discard(dead)
     return [path for path in paths if path not in saves]
 
 
@@ -453,15 +457,6 @@ def remove_empty(directories: Iterable[str]) -> None:
     for directory in directories:
         with contextlib.suppress(OSError):
             os.rmdir(directory)
-
-
-def is_synced(path: str) -> bool:
-    """Fsyncs a directory; whether that succeeded."""
-    try:
-        sync_directory(path)
-    except OSError:
-        return False
-    return True
 
 
 def sync_directory(path: str, *, durable: bool = False) -> None:

@@ -80,10 +80,10 @@ class StoreFiles:
     def read(
         self, file: str, offset: int, target: np.ndarray[Any, Any], end: int | None = None
     ) -> int:
-        start, stop = offset, offset + target.size
-        future = self._store.read(file, byte_range=slice(start, stop))
+        stop = offset + target.size
+        future = self._store.read(file, byte_range=slice(offset, stop))
         try:
-            found = range_of(self._store, file, future, start, stop)
+            found = range_of(self._store, file, future, offset, stop)
         except ValueError as error:
             raise failure(error, f"{self._location.path}/{file}: cannot be read") from error
         data = _NOTHING if found is None else np.frombuffer(found, np.uint8)
