@@ -167,13 +167,9 @@ class Options:
                 codec_parts(codec)
 
 
-_STORAGE_OPTIONS: dict[str, tuple[type, ...]] = {
-    "endpoint_url": (str,),
-    "region": (str,),
-    "profile": (str,),
-    "anon": (bool,),
-    "requester_pays": (bool, str),
-    "grpc": (bool,),
+_STORAGE_OPTIONS: dict[str, Any] = {
+    **dict.fromkeys(("endpoint_url", "region", "profile"), str),
+    **{"anon": bool, "requester_pays": (bool, str), "grpc": bool},
 }
 
 

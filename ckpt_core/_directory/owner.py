@@ -145,7 +145,7 @@ _READER_TRIES = 100
 _READER_PAUSE_SECS = 0.02
 
 
-class LockFile:
+class LockFile(contextlib.AbstractContextManager["LockFile"]):
     """An open file for flock; a forked child closes it."""
 
     descriptor = -1  # after ``close``
@@ -178,9 +178,6 @@ class LockFile:
             descriptor, self.descriptor = self.descriptor, -1
             if descriptor >= 0:
                 os.close(descriptor)
-
-    def __enter__(self) -> LockFile:
-        return self
 
     def __exit__(self, *raised: object) -> None:
         self.close()

@@ -226,7 +226,10 @@ def _refuse_chunks(store: Any, name: str, limit_bytes: int, values: Values) -> N
         for key in values.of(name):
             if key.rpartition("/")[2] not in _METADATA_FILES:
                 inside = key[len(name) + 1 :] if name else key
-                refuse_blosc(read_head(store.kvstore, inside), outer * itemsize, name)
+                head = store.kvstore.read(inside, byte_range=slice(0, BLOSC_HEADER_BYTES))
+                # if the value is shorter, or cannot be read, so says who reads it
+                if head.exception() is None and head.result().state == "value":
+                    refuse_blosc(head.result().value, outer * itemsize, name)
 
 
 def is_blosc(store: Any) -> bool:
@@ -235,15 +238,6 @@ def is_blosc(store: Any) -> bool:
     compressor = codec.get("compressor") or {}
     names = [compressor.get("id")] + [entry.get("name") for entry in codec.get("codecs", ())]
     return "blosc" in names
-
-
-def read_head(kvstore: Any, key: str) -> bytes:
-    """The first 16 bytes of a value; empty if it is shorter or missing."""
-    try:
-        found = kvstore.read(key, byte_range=slice(0, BLOSC_HEADER_BYTES)).result()
-    except ValueError:
-        return b""
-    return bytes(found.value) if found.state == "value" else b""
 
 
 def refuse_blosc(header: bytes | memoryview, chunk_bytes: int, name: str) -> None:
