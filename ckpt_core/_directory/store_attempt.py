@@ -52,10 +52,7 @@ _COPY = re.compile(
 
 
 class Keys(Protocol):
-    """The keys and values below one prefix of a store; every call blocks. A missing key has the value None, and a version.
-    ``get`` gives the value, or its first bytes, ``put_if_unchanged`` whether it has put it, ``list`` all keys with a prefix.
-    ``delete`` ignores missing keys.
-    """
+    """The keys and values below one prefix of a store; every call blocks. A missing key has the value None, and a version."""
 
     def get(self, key: str, first_bytes: int | None = None) -> bytes | None: ...
     def get_version(self, key: str) -> tuple[bytes | None, Any]: ...

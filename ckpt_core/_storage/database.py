@@ -65,8 +65,7 @@ class Extent(NamedTuple):
 
 
 Place = tuple[str, int, int, bytes]
-"""The fields of an ``Extent``. A plain tuple of such values is none that the garbage collector looks after, and a
-million of a class's would make it look at everything a dozen times."""
+"""The fields of an ``Extent``, as a plain tuple: there may be a million, which the garbage collector need not look after."""
 
 
 class NodeRef(NamedTuple):

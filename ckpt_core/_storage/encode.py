@@ -73,8 +73,8 @@ def joined(dumped: Iterable[bytes]) -> Rows:
 
 
 def encode_index(rows: Rows, node_path: str, below: str = "") -> tuple[bytes, bytes]:
-    """The nodes of an index of at least one key, to be stored at ``node_path``, and the manifest that leads to them. The keys are in any
-    order, and no two are equal. The paths in the rows are relative to ``below``, which is empty or ends with a slash.
+    """The nodes of an index of at least one key, for a file at ``node_path``, and the manifest that leads to them. No two keys
+    are equal. The paths in the rows are relative to ``below``, which is empty or ends with a slash.
     """
     encoded = [key.encode(errors="surrogateescape") for key in rows.keys]
     order = sorted(range(len(encoded)), key=encoded.__getitem__)

@@ -33,8 +33,7 @@ else:
     ts = LazyModule("tensorstore")
 
 StoreContext = Callable[[], Any]
-"""Gives TensorStore's context of one load, which is made at the first call: so that is one of the thread that plans, before
-others. To import TensorStore takes 10 ms, 50 from a cold disk."""
+"""Gives TensorStore's context of one load, which is made at the first call: that imports TensorStore, which takes 10 to 50 ms."""
 
 _SYSTEM_ERROR = re.compile(r"os_error_code='(\d+)'")
 _CURL_ERROR = re.compile(r"curl_code='\d+'")
