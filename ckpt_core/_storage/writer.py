@@ -147,14 +147,16 @@ class ArrayWriter:
                 array.pieces = ()
                 continue
             self.compresses = self.compresses or codec is not None
-            for key, values, in_chunk in _chunks(array, prefix):
-                if small:
-                    values = values.copy()
-                    self._copied_bytes += values.nbytes
-                checksums[key] = ()  # until it is written
-                keys.append(key)
-                chunk_bytes = math.prod(chunk) * values.itemsize
-                which.append(self._add(batch, _Chunk(key, values, in_chunk, array), chunk_bytes))
+            for region, piece in array.pieces:
+                for place, part in keyed_parts(region, chunk):
+                    key, values = prefix + place, piece[region_slices(part.in_region)]
+                    if small:
+                        values = values.copy()
+                        self._copied_bytes += values.nbytes
+                    checksums[key] = ()  # until it is written
+                    keys.append(key)
+                    one = _Chunk(key, values, part.in_chunk, array)
+                    which.append(self._add(batch, one, math.prod(chunk) * values.itemsize))
             if spans_files:
                 self._start(batch)
 
@@ -264,13 +266,6 @@ class ArrayWriter:
             crcs.append(crc_of(data))
             yield data
         self.checksums[chunk.key] = tuple(crcs)
-
-
-def _chunks(array: ArrayToWrite, prefix: str) -> Iterator[tuple[str, np.ndarray[Any, Any], Region]]:
-    """Key of every chunk in an array's pieces, its values, and their region in it."""
-    for region, values in array.pieces:
-        for key, part in keyed_parts(region, array.chunk):
-            yield prefix + key, values[region_slices(part.in_region)], part.in_chunk
 
 
 def _encoded(values: np.ndarray[Any, Any], key: str, dtype: str, codec: str) -> bytes:
