@@ -229,7 +229,7 @@ _VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _check(options: Options) -> None:
-    """Raises TypeError or ValueError for the first setting that has another type, or another value, than it may have."""
+    """Raises TypeError or ValueError for the first setting of a type, or with a value, that it may not have."""
     for name, field in options.__dataclass_fields__.items():
         value, declared = getattr(options, name), str(field.type)
         if value is None and declared.endswith("None"):

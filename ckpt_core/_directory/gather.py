@@ -27,7 +27,7 @@ from ckpt_core._errors import CheckpointError, UnsupportedLeaf
 from ckpt_core._platform import BINARY, NO_LINK, READ, WINDOWS
 
 _RESERVED = (".attempt.", ".ckpt-put.")
-"""Beginnings of names that attempts in object stores have, and halves of files in mounted ones."""
+"""Beginnings of names of attempts in object stores, and of halves of files in mounted ones."""
 _SCRATCH = "ckpt-files-"
 SECRET_FILE = ".ckpt-secret"
 _MADE_BYTES = 32

@@ -1,9 +1,7 @@
 """What stands at the path of a checkpoint, and under hidden names beside it: whose that is, and what may go.
 
-A hidden name is ``<kind><label>.<owner>.<digest><random>`` and belongs to one checkpoint. The label
-is the beginning of the checkpoint's name, for people. The digest is of the whole name, for
-comparison: names may be long and may contain dots, so a label or prefix does not identify the
-checkpoint.
+A hidden name is ``<kind><label>.<owner>.<digest><random>`` and belongs to one checkpoint. The label is the beginning of
+the checkpoint's name, for people; names may be long and contain dots, so the digest of the whole name identifies it.
 
 A replaced checkpoint may be deleted only when the new one is durable: callers must fsync the
 directory before they delete what ``removable`` returns.

@@ -1,8 +1,7 @@
 """The files of a mounted bucket as keys and values, written without what a mount lacks.
 
-gcsfuse, s3fs, rclone and the like show a bucket as a directory, in which little is as on a disk: to rename a
-directory copies every object, or is refused; there are no locks and no links; a file is in the bucket when it was
-closed, and an error of the upload comes then.
+Where gcsfuse, s3fs, rclone and the like mount a bucket, to rename a directory copies every object, or is refused; there
+are no locks and no links; a file is in the bucket when it was closed, and an error of the upload comes then.
 """
 
 from __future__ import annotations

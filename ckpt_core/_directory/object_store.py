@@ -284,7 +284,7 @@ def _refuse_others(path: str, present: list[str]) -> None:
 
 
 def _refuse_another(path: str, keys: Keys, present: list[str], record: bytes | None) -> None:
-    """Raises CheckpointExists for keys of somebody else that have names of a checkpoint's: they would be deleted."""
+    """Raises CheckpointExists for keys of somebody else with a checkpoint's names: they would be deleted."""
     known = {name for name in present if name in SIGNS}
 
     def read(name: str) -> bytes | None:

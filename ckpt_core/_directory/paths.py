@@ -1,7 +1,7 @@
 """What a path means that a caller gives: a directory, an object store, or a bucket that is mounted as a directory.
 
-Of mounts only Linux is asked. Elsewhere, and where /proc is hidden, a mounted bucket is taken for a disk, whose directories are
-renamed at once: in a bucket they are copied, one file after the other, so a save is not atomic there.
+Of mounts only Linux is asked. Elsewhere, and where /proc is hidden, a mounted bucket is taken for a disk: its directories
+are not renamed at once, but copied file by file, so a save is not atomic there.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ _BUFFER_BYTES = 256 * 1024
 _ABORT_TRIES = 100
 _ABORT_PAUSE_SECS = 0.02
 _LOOKS = 5
-"""How often a path is looked at that vanished: a checkpoint that is replaced by two renames is gone for a moment each time."""
+"""How often a path is looked at that vanished: one that is replaced by two renames is gone for a moment each time."""
 _MOST_TRASH_NAME_BYTES = 120  # leaves room for a suffix; some file systems limit names to 143
 
 

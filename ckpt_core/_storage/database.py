@@ -37,8 +37,6 @@ MANIFEST_MAGIC = 0x0CDB3A2A
 NODE_MAGIC = 0x0CDB20DE
 FRAME_BYTES = 4 + 8 + 2 + 4
 """Magic number, length, at least one byte each for version and compression, checksum."""
-_UUID_BYTES = 16
-_ZSTD_LEVEL_BYTES = 4
 _MOST_VARINT_BYTES = 10
 _MISSING = 2**64 - 1
 """Offset and length of the root of a database without keys."""
@@ -95,13 +93,13 @@ class Inner(NamedTuple):
 
 
 class Numbered(ValueError):
-    """A manifest that holds no versions: those are in files ``manifest.<16 hexadecimal digits>``."""
+    """The versions are not in this manifest, but in files ``manifest.<16 hexadecimal digits>``."""
 
 
 def decode_manifest(data: bytes) -> NodeRef | None:
     """The root of the newest version in a manifest, None if that has no keys; Numbered, or ValueError if it is damaged."""
     fields = _decoded(data, MANIFEST_MAGIC)
-    fields.take(_UUID_BYTES)
+    fields.take(16)  # by which TensorStore knows the database
     kind, _, _ = fields.numbers(3)
     if kind == _NUMBERED:
         raise Numbered
@@ -109,7 +107,7 @@ def decode_manifest(data: bytes) -> NodeRef | None:
         raise ValueError(f"the manifest is of kind {kind}, which is not known")
     fields.take(1)
     if fields.numbers(1) != [0]:
-        fields.take(_ZSTD_LEVEL_BYTES)
+        fields.take(4)  # the level of zstd
     files = _data_files(fields, b"")
     (count,) = fields.numbers(1)
     if not 0 < count <= _MOST_FILES:
@@ -427,7 +425,7 @@ def _nodes_of_files(files: DataFiles, nodes: list[NodeRef]) -> Iterator[bytes]:
 
 
 def _nodes_of_store(base: Any, nodes: list[NodeRef]) -> Iterator[bytes]:
-    """Reads nodes from a store, several at once: as many as take little memory."""
+    """Reads nodes from a store, as many at once as take little memory."""
     while nodes:
         ends = itertools.accumulate(node.size_bytes for node in nodes[:_NODES_AT_ONCE])
         batch = nodes[: max(1, sum(end <= _MOST_BYTES_AT_ONCE for end in ends))]

@@ -35,7 +35,7 @@ except ImportError:  # Windows
 
 _NOTHING = np.empty(0, np.uint8)
 _KEEPS_DESCRIPTORS = sys.version_info < (3, 13)
-"""Whether an mmap object keeps a file descriptor open (before Python 3.13)."""
+"""Whether an mmap object keeps a file descriptor open."""
 _FEW_FILES = 16
 _NO_FILE = {
     errno.ENOENT: "is missing",

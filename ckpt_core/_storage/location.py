@@ -281,9 +281,9 @@ class KeyValues:
         return written
 
     def list(self, prefix: str = "") -> list[str]:
-        """Every key that begins with ``prefix``; from Google's store, listed again if any request of this process was
-        refused meanwhile. TensorStore does not look at the status of its answer to a listing: a refusal with a JSON
-        body lists nothing, and any other body cannot be parsed. But it counts the answers of the process by status.
+        """Every key that begins with ``prefix``; from Google's store, listed again if any request of this process was refused
+        meanwhile. Of its answer to a listing TensorStore does not look at the status: a refusal with a JSON body lists
+        nothing. But it counts the answers of the process by status.
         """
         doing = f"{self._path}: cannot list {prefix!r}"
         keys = ts.KvStore.KeyRange(prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else "")
@@ -358,9 +358,9 @@ def _refused() -> Counter[str]:
 
 
 def range_of(store: Any, key: str, future: Any, start: int, stop: int) -> bytes | None:
-    """The bytes of a range, fewer at the end of the value, from a read that was started (``future``); None if
-    there is no such key. If TensorStore finds the range to be outside of the value, all of it is read. It may
-    only be shorter: for ``rclone serve s3``, TensorStore takes the length of the range for that of the value.
+    """The bytes of a range, fewer at the end of the value, from a read that was started (``future``); None if there is no
+    such key. If the range seems to be outside of the value, all is read: for ``rclone serve s3``, TensorStore takes the
+    length of the range for that of the value.
     """
     error, part = future.exception(), slice(None)
     if error is not None:
