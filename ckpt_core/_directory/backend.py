@@ -86,7 +86,7 @@ class Attempt(Protocol):
         ...
 
     def write_data(self, name: str, parts: Iterable[bytes]) -> None:
-        """Writes a file of any size; ``name`` is relative to ``path``, and in an object store to the checkpoint. Any thread may call it."""
+        """Writes a file of any size, in any thread; ``name`` is relative to ``path``, in an object store to the checkpoint."""
 
     def read(self, name: str) -> bytes:
         """The content of a file that this process wrote, or another one with ``until_commit``."""
@@ -101,11 +101,11 @@ class Attempt(Protocol):
         return {}
 
     def files(self, known_bytes: Mapping[str, int]) -> dict[str, int]:
-        """Relative path and size of every file written so far. An object store takes those of other processes from ``known_bytes``."""
+        """Relative path and size of every file written so far; in a store, ``known_bytes`` has those of other processes."""
         ...
 
     def make_durable(self, record_name: str, record: bytes) -> None:
-        """Writes the record after all other files, also of other processes, and makes all durable; readers see nothing yet."""
+        """Writes the record after all other files, also of other processes, and makes all durable."""
 
     def commit(self) -> None:
         """Makes the durable checkpoint visible to readers, and then deletes the one that it replaces. An error after it

@@ -167,7 +167,7 @@ def most_stored_bytes(chunk_bytes: int) -> int:
 
 
 class Values:
-    """Sizes of the stored values of each array, by keys like ``w/c/0/0``, for an item without a record; CheckpointCorrupt for too large metadata."""
+    """Sizes of the stored values of each array, by keys like ``w/c/0/0``; CheckpointCorrupt for too large metadata."""
 
     def __init__(self, sizes_bytes: Iterable[tuple[str, int]]) -> None:
         self._of: dict[str, dict[str, int]] = {}
@@ -190,7 +190,7 @@ class Values:
 
 
 def _arrays_of(key: str) -> set[str]:
-    """The possible array names of a value's key: for ``w``, keys are ``w/c/0/1`` and ``w/c`` in zarr 3, ``w/0.1`` and ``w/0/1`` in zarr 2."""
+    """The possible array names of a value's key: of ``w``, keys are ``w/c/0/1`` and ``w/c`` in zarr 3, ``w/0.1`` and ``w/0/1`` in 2."""
     parts = key.split("/")
     last = len(parts) - 1
     while last > 0 and parts[last].replace(".", "").isdigit():

@@ -338,7 +338,7 @@ def _newest_manifest(item: Location, context: StoreContext) -> bytes:
 
 
 _UNREADABLE = (ValueError, TypeError, NotImplementedError, OverflowError)
-"""What TensorStore and our decoding raise for damaged bytes; RecursionError is a RuntimeError and says nothing of them."""
+"""What TensorStore and our decoding raise for damaged bytes."""
 
 
 class _Below(NamedTuple):

@@ -145,7 +145,7 @@ class DataFiles:
     def read(
         self, file: str, offset: int, target: np.ndarray[Any, Any], end: int | None = None
     ) -> int:
-        """Reads from ``offset`` into ``target``; gives the bytes read, fewer at file end. This thread reads on up to ``end``, if given."""
+        """Reads into ``target``; gives the bytes read, fewer at the file's end. This thread reads on up to ``end``, if given."""
         opened = self._open.get(file) or self._opened(file)
         descriptor = opened.descriptor
         try:
@@ -229,7 +229,7 @@ class DataFiles:
             return opened
 
     def size(self, file: str) -> int:
-        """Bytes of a file, ``sys.maxsize`` where only a read can tell; CheckpointCorrupt if it is missing or larger than recorded."""
+        """Bytes of a file, ``sys.maxsize`` where only a read can tell; CheckpointCorrupt if it is missing or too large."""
         if file not in self._sizes:
             return sys.maxsize
         opened = self._opened(file)
@@ -279,7 +279,7 @@ def limit(name: str) -> int | None:
 
 
 _ALIGNMENT = 4096
-"""Bytes: a multiple of the sectors of any disk. Places in files, in memory, and sizes must be multiples of a sector."""
+"""Bytes: a multiple of the sectors of any disk, as places in files, in memory, and sizes must be."""
 _WINDOW_BYTES = 4 * MIB + 2 * _ALIGNMENT
 """Takes a block with a checksum, wherever that begins."""
 
@@ -384,7 +384,7 @@ def _is_resident(descriptor: int, offset: int) -> bool:
 
 
 def _is_read_at_once(descriptor: int, offset: int) -> bool:
-    """The same of any file. If it is not there, Linux begins to read the page, and may have it before it looks."""
+    """The same of any file; of a page that is not there, Linux begins to read it, and may have it before it looks."""
     try:
         os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
     except BlockingIOError:

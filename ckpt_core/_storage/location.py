@@ -379,7 +379,7 @@ def open_keys(location: Location, timeout_secs: float = Options.timeout_secs) ->
 
 
 def backend_of(local: bool, options: Options | None = None) -> Backend:
-    """The backend for checkpoints in a file system (``local``) or an object store, for which options have the time limit and the way to reach it."""
+    """The backend for checkpoints in a file system (``local``) or an object store; options say how to reach that."""
     if local:
         return PosixBackend()
     chosen = options or Options()
