@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from ckpt_core._directory import hidden_names
 from ckpt_core._directory.backend import SIGNS, Attempt, Backend, Look, already_there
 from ckpt_core._directory.files import (
+    ABSENT,
     cannot_write,
     exchange,
     file_sizes,
@@ -146,7 +147,13 @@ class PosixBackend(Backend):
             sync_directory(path)
 
     def exists(self, path: str) -> bool:
-        return bool(kind_at(path, follow=False))
+        try:
+            os.lstat(path)
+        except OSError as error:
+            if error.errno in ABSENT:
+                return False
+            raise
+        return True
 
     def look(self, path: str) -> Look:
         found, hidden = list[str](), frozenset[str]()
