@@ -159,7 +159,7 @@ class StoredChunks:
                 raise self.corrupt(leaf, f"chunk {key} lies beyond its end", extent.file)
             if extent.file not in self._there:
                 try:  # before there is a buffer for it
-                    (self._there[extent.file],) = self.files.check([extent.file])
+                    self._there[extent.file] = self.files.size(extent.file)
                 except CheckpointCorrupt as error:
                     raise self.corrupt(leaf, str(error), extent.file) from error.__cause__
             if end > self._there[extent.file]:

@@ -33,7 +33,7 @@ PAST_THE_FACE = {
 STATE = {
     "ckpt_core._adapters": {"_registered"},  # what `ckpt.register` was given, for one program
     "ckpt_core._background": {"_at_exit", "unfinished"},  # saves that exit waits for
-    "ckpt_core._directory.locks": {"_forking", "open_files"},  # descriptors that a child must close
+    "ckpt_core._directory.owner": {"_forking", "open_files"},  # descriptors that a child must close
     "ckpt_core._directory.object_store": {"_asked_of_conditions"},  # endpoints that were probed
     "ckpt_core._storage.location": {"_expecting"},  # a lock: answers of stores that were expected
     "ckpt_core._fork": {"HOME"},  # the process that has used ckpt, for its forked children

@@ -24,7 +24,7 @@ import masked_platform
 import numpy as np
 import ckpt_core as ckpt
 from ckpt_core import _platform
-from ckpt_core._directory import hidden_names, owner, paths, syscalls
+from ckpt_core._directory import files, hidden_names, owner, paths
 
 root = sys.argv[1]
 masked_platform.recording = True
@@ -42,7 +42,7 @@ told["taken away"] = [
     paths.file_system_of("/") == "",
     not paths.is_local_disk("/"),
     not hasattr(os, "O_TMPFILE") and not hasattr(os, "posix_fadvise"),
-    not syscalls.exchange(root, root),
+    not files.exchange(root, root),
 ]
 calls.clear()
 ckpt.save(f"{root}/one", state(1))
