@@ -246,7 +246,7 @@ def text_of(value: Any, depth: int = 8) -> str:
         case re.Pattern():
             return f"Pattern({value.pattern!r}, {int(value.flags)})"
         case _ if isinstance(value, _PLAIN):
-            return _closed(repr(value))
+            return repr(value)
         case list() | tuple():
             return f"[{_joined(_without_folder(value), inner)}]"
         case set() | frozenset():  # sorted, because the order differs between processes
@@ -290,17 +290,6 @@ def _without_folder(items: Sequence[Any]) -> Sequence[Any]:
     alike = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
     folder = "".join(letter for letter, _ in alike).rpartition("/")[0]
     return [text[len(folder) :] for text in texts]
-
-
-def _closed(text: str) -> str:
-    """A text, in quotes if its brackets do not match, so that the text after it can be separated."""
-    rest, before = QUOTED.sub("", text), ""
-    while rest != before:
-        rest, before = _PAIRED.sub("", rest), rest
-    return repr(text) if set(rest) & set("()[]{}'\"") else text
-
-
-_PAIRED = re.compile(r"\([^][(){}]*\)|\[[^][(){}]*\]|\{[^][(){}]*\}")
 
 
 def _as_array(value: Any) -> np.ndarray | None:
@@ -348,7 +337,7 @@ def _object_text(value: Any, inner: Callable[[Any], str], is_source: bool) -> st
     own_repr = type(value).__repr__ is not object.__repr__ and not is_dataclass
     if own_repr and (_is_of_grain(value) or not arguments):
         text = repr(value)
-        return name if ADDRESS.search(text) else _closed(text)
+        return name if ADDRESS.search(text) else text
     settings = ", ".join(
         f"{key}={inner(argument)}"
         for key, argument in arguments.items()

@@ -161,9 +161,10 @@ def _unlike(old: str, new: str, *, same_words: bool) -> tuple[str, str] | None:
 
 def _begin_alike(old: str, new: str) -> bool:
     """Whether two settings with parentheses, or one with the digest of its code, may be of one function or class."""
-    old, new = old.lstrip("\"'"), new.lstrip("\"'")
+    old, new = old.strip("\"'"), new.strip("\"'")  # texts without pairs of brackets had quotes
     name = re.split(r"\(| \[code ", old, maxsplit=1)[0]
-    return (name != old or "(" in new) and re.match(re.escape(name) + r"(?!\w)", new) is not None
+    begins_alike = re.match(re.escape(name) + r"(?!\w)", new) is not None
+    return old == new or (begins_alike and (name != old or "(" in new))
 
 
 def _settings(line: str) -> dict[str, str]:
