@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 import jax
 from flax import nnx
 from flax.nnx import spmd
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ckpt_core.arguments import answering
 
@@ -175,7 +175,9 @@ def like_params(state: T, params: Any) -> T:
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(params)
     by_path = {_entries(path): leaf for path, leaf in leaves}
-    mesh = _mesh_of([leaf for _, leaf in leaves])
+    shardings = [getattr(leaf, "sharding", None) for _, leaf in leaves]
+    meshes = [one.mesh for one in shardings if isinstance(one, NamedSharding)]
+    mesh = next((mesh for mesh in meshes if isinstance(mesh, Mesh)), None)
     elsewhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
 
     def place(path: Any, leaf: Any) -> Any:
@@ -200,9 +202,3 @@ def _parameter_of(path: _Path, leaf: Any, by_path: dict[_Path, Any]) -> Any:
 def _entries(path: Any) -> _Path:
     """A JAX key path as texts, because a list of parameters may be a dict in the state."""
     return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)
-
-
-def _mesh_of(leaves: list[Any]) -> Mesh | None:
-    shardings: list[Sharding] = [leaf.sharding for leaf in leaves if hasattr(leaf, "sharding")]
-    meshes = [s.mesh for s in shardings if isinstance(s, NamedSharding)]
-    return next((mesh for mesh in meshes if isinstance(mesh, Mesh)), None)

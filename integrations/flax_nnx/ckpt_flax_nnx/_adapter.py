@@ -32,7 +32,10 @@ class NNXAdapter:
         Other classes of ``flax`` (Linen's TrainState, FrozenDict, Partitioned, ``flax.struct``
         dataclasses) are ordinary immutable pytrees, which the core saves without an adapter.
         """
-        return issubclass(cls, _NNX_TYPES) and not _is_keras(cls)
+        # In Keras' NNX mode a layer inherits from nnx.Module, but its attributes are not an NNX graph.
+        return issubclass(cls, _NNX_TYPES) and not any(
+            base.__module__.partition(".")[0] == "keras" for base in cls.__mro__
+        )
 
     def get_state(self, obj: Any, seen: dict[int, Any] | None = None, /) -> Any:
         """The values of an NNX object, as dictionaries nested like its attributes.
@@ -150,11 +153,6 @@ class NNXAdapter:
 
 
 _NNX_TYPES = (nnx.Pytree, nnx.Variable, nnx.State, variablelib.HijaxVariable)
-
-
-def _is_keras(cls: type) -> bool:
-    # In Keras' NNX mode a layer inherits from nnx.Module, but its attributes are not an NNX graph.
-    return any(base.__module__.partition(".")[0] == "keras" for base in cls.__mro__)
 
 
 def _live_state(obj: Any) -> Mapping[Key, Any]:
@@ -292,15 +290,8 @@ def _set_variables(live: Mapping[Key, Any], state: Mapping[Key, Any]) -> dict[Ke
         elif variablelib.is_array_ref(child):
             child[...] = state[key]
         else:
-            bare[key] = _Bare(state[key])
+            bare[key] = state[key]
     return bare
-
-
-class _Bare:
-    """Wraps a new value for a leaf without a Variable, to distinguish it from a dict of leaves."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
 
 
 def _set_bare(node: Any, leaves: Mapping[Key, Any]) -> Any:
@@ -308,7 +299,7 @@ def _set_bare(node: Any, leaves: Mapping[Key, Any]) -> Any:
     children = _children(node)
     changed: dict[Key, Any] = {}
     for key, leaf in leaves.items():
-        new = leaf.value if isinstance(leaf, _Bare) else _set_bare(children[key], leaf)
+        new = _set_bare(children[key], leaf) if isinstance(leaf, dict) else leaf
         if new is not children[key]:
             changed[key] = new
     if not changed:
