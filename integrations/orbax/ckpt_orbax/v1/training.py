@@ -8,11 +8,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, Unpack
 
 import ckpt_core as ckpt
-from ckpt_orbax._modules import (
-    errors as errors,
-    preservation_policies as preservation_policies,
-    save_decision_policies as save_decision_policies,
-)
+from ckpt_orbax import _errors, checkpoint_managers
 from ckpt_orbax._paths import as_path
 from ckpt_orbax._refused import not_offered, refuse_logger
 from ckpt_orbax._run import Run
@@ -22,6 +18,9 @@ from ckpt_orbax.path.step import NameFormat
 from ckpt_orbax.v1 import _items, _single
 from ckpt_orbax.v1._context import Context, engine_options, get_context
 from ckpt_orbax.v1._single import STATE
+
+errors = _errors
+preservation_policies = save_decision_policies = checkpoint_managers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
