@@ -63,10 +63,8 @@ class KerasAdapter:
 
     def set_state(self, obj: Any, state: Any, /) -> None:
         """Assigns a state with the structure of ``get_state(obj)``."""
-        slots = slots_of(obj)
-        values = [reduce(getitem, slot.path, state) for slot in slots]
-        for slot, value in zip(slots, values, strict=True):
-            slot.variable.assign(value)
+        for slot in slots_of(obj):
+            slot.variable.assign(reduce(getitem, slot.path, state))
         if _is_layer(obj):
             _refresh_normalization(obj)
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -115,9 +115,18 @@ class Fit:
         if batch > self._progress.batch:
             self._count(batch)
             if self._is_due():
-                self._save_if_wanted(self._metrics_now, f"batch {batch}")
-        if self._alone and self.session.checkpointer.should_stop and not self._stopping:
-            self._save_and_stop()
+                # these metrics exist only at the end of an epoch, and computing others takes time
+                at_the_end = self._arguments.monitor.startswith("val_")
+                logs = {} if at_the_end else self._callback.model.get_metrics_result()
+                self._save_if_wanted(logs, f"batch {batch}")
+        session = self.session
+        if session.processes == 1 and session.checkpointer.should_stop and not self._stopping:
+            what = "the process is to stop: saving, and ending fit"
+            logger.warning("%s: %s", self._arguments.directory, what)
+            self._stopping = True
+            if self._progress.batch:
+                self._save({})
+            self._model.stop_training = True
 
     def after_epoch(self, epoch: int, logs: Any) -> None:
         """Saves after an epoch, after the ``on_epoch_end`` of all other callbacks."""
@@ -129,9 +138,10 @@ class Fit:
         progress.epoch, progress.batch = epoch + 1, 0
         progress.stopped = bool(self._model.stop_training)
         # All processes must ask about the same number: the next epoch.
-        preempted = not self._alone and session.checkpointer.reached_preemption(progress.epoch)
+        several = session.processes > 1
+        preempted = several and session.checkpointer.reached_preemption(progress.epoch)
         if self._is_due() or preempted or session.is_wanted(progress):
-            self._save_if_wanted(lambda: logs, f"the end of epoch {epoch + 1}")
+            self._save_if_wanted(logs, f"the end of epoch {epoch + 1}")
         if preempted:
             self._model.stop_training = True
 
@@ -147,10 +157,6 @@ class Fit:
     @property
     def _progress(self) -> Progress:
         return self._past.progress
-
-    @property
-    def _alone(self) -> bool:
-        return self.session.processes == 1
 
     @property
     def _batches_per_epoch(self) -> int | None:
@@ -183,7 +189,7 @@ class Fit:
     def _batch_to_enter(self, resumed: Progress) -> int:
         """The number of batches to leave out of an epoch that was interrupted."""
         directory = self._arguments.directory
-        if resumed.batch and not _inside_fit.can_skip(self.inside):
+        if resumed.batch and not hasattr(self.inside.epochs, "_enumerate_iterator"):
             again = f"epoch {resumed.epoch + 1} is run from its beginning"
             logger.warning("%s: Keras cannot enter an epoch in its middle: %s", directory, again)
             return 0
@@ -268,11 +274,11 @@ class Fit:
         freq = self._arguments.save_freq
         return isinstance(freq, int) and self._progress.since_save >= freq
 
-    def _save_if_wanted(self, logs_of: Callable[[], Any], where: str) -> None:
+    def _save_if_wanted(self, logs: Mapping[str, Any] | None, where: str) -> None:
         """Saves, unless only better steps are saved and this one is not better."""
         arguments, progress = self._arguments, self._progress
         progress.since_save = 0
-        metrics = _numbers(logs_of())
+        metrics = _numbers(logs)
         value, mode = metrics.get(arguments.monitor), arguments.direction(self._model)
         if arguments.save_best_only and value is None:
             self._warn(
@@ -301,20 +307,6 @@ class Fit:
     def _host_now(self) -> dict[str, Any]:
         state = _progress.random_state(torch=self._data.shuffles_by_torch)
         return {"random_state": state, "dataset": self._data.kept.state()}
-
-    def _metrics_now(self) -> Mapping[str, Any]:
-        if self._arguments.monitor.startswith("val_"):
-            return {}  # it exists only at the end of an epoch, and computing the others takes time
-        return self._callback.model.get_metrics_result()
-
-    def _save_and_stop(self) -> None:
-        """The process is to end: saves the current state, and lets ``fit`` return."""
-        directory = self._arguments.directory
-        logger.warning("%s: the process is to stop: saving, and ending fit", directory)
-        self._stopping = True
-        if self._progress.batch:
-            self._save({})
-        self._model.stop_training = True
 
 
 def _is_better(value: float | None, best: float | None, mode: str | None) -> bool:

@@ -79,11 +79,6 @@ def go_around(inside: InsideFit, first: Any, last: Any, over: Callable[[], None]
     weakref.finalize(callbacks, over).atexit = False
 
 
-def can_skip(inside: InsideFit) -> bool:
-    """Whether training can start in the middle of an epoch."""
-    return hasattr(inside.epochs, "_enumerate_iterator")
-
-
 def skip_batches(inside: InsideFit, model: Any, count: int, *, draw: bool) -> None:
     """Lets the next epoch begin after ``count`` batches, which were trained already. ``draw``: whether to draw these from
     the data and drop them; False if the data is already at the right position.

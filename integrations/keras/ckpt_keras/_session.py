@@ -84,7 +84,7 @@ class Session:
         previous one. ``host``: the fields of ``progress`` that belong to this process alone.
         """
         started = time.perf_counter()
-        step = self._step(progress)
+        step = progress.step(self._arguments.steps_per_epoch)
         weights_only = self._arguments.save_weights_only
         vars(progress).update({name: {} for name in host} if self.processes > 1 else host)
         progress.callbacks = _progress.states_of(self._arguments.track)
@@ -115,12 +115,10 @@ class Session:
 
     def is_wanted(self, progress: Progress) -> bool:
         """Whether the end of an epoch is a step to save: also if it was saved as mid-epoch, and then was the end."""
-        step, interval = self._step(progress), self._arguments.save_interval_steps
+        step = progress.step(self._arguments.steps_per_epoch)
+        interval = self._arguments.save_interval_steps
         by_epoch = progress.unit == "epoch" and (interval is None or step % interval == 0)
         return by_epoch or step == self._unfinished
-
-    def _step(self, progress: Progress) -> int:
-        return progress.step(self._arguments.steps_per_epoch)
 
     def restore(self, model: Any, data: FitData, batches_per_epoch: int | None) -> Progress | None:
         """Restores the newest complete step into the model; None if the directory is empty."""
@@ -175,8 +173,7 @@ class Session:
                 "another directory for the callback"
             )
             raise
-        assert restored is not None
-        assert restored.step is not None
+        assert restored is not None and restored.step is not None
         return restored.step
 
     def _report(self, step: int, progress: Progress, saved: SavedModel) -> None:
