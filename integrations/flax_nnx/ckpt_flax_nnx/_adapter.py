@@ -253,9 +253,7 @@ def _value_of(leaf: Any) -> Any:
 
 
 def _on_devices(value: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """The abstract value with its sharding on the devices of the current mesh: ``nnx.eval_shape`` inside ``jax.set_mesh``
-    gives shardings over an abstract mesh, which has no devices.
-    """
+    """The value on the devices of the current mesh: ``nnx.eval_shape`` in ``jax.set_mesh`` gives a mesh without devices."""
     sharding = value.sharding
     if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, AbstractMesh):
         return value

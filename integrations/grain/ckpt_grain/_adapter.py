@@ -1,7 +1,4 @@
-"""The adapter: gets and sets the state of Grain iterators, compares their pipelines, and proves their resume.
-
-It corrects Grain's states: types that JSON loses, and workers that have not started.
-"""
+"""Gets and sets the state of Grain iterators, in which it corrects types that JSON loses and workers that have not started."""
 
 from __future__ import annotations
 

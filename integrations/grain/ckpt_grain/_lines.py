@@ -1,8 +1,8 @@
 """The lines that describe a pipeline: one for each node, with the settings that decide which elements come.
 
-The text is the same in every process that builds the same pipeline. Settings count by value: arrays by
-digests, functions by name, other objects by the constructor arguments that they keep. An argument that has a
-default, and holds None or an object, does not count: its use may have filled it (a cache, a tokenizer).
+The text is the same in every process. Settings count by value: arrays by digests, functions by name, other objects by the
+constructor arguments that they keep. An argument that has a default, and holds None or an object, does not count: its use
+may have filled it (a cache, a tokenizer).
 """
 
 from __future__ import annotations
@@ -100,9 +100,7 @@ def digest_of(text: str) -> str:
 
 
 class Lines:
-    """One line for each node of an iterator's pipeline, with its inputs indented below; and for each of its sources the name, and
-    a digest of the lists of texts and numbers that it holds.
-    """
+    """One line for each node, with its inputs indented below; and each source's name with a digest of its lists."""
 
     def __init__(self) -> None:
         self._known: dict[int, list[str]] = {}

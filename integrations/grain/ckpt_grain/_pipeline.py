@@ -1,8 +1,4 @@
-"""Compares pipelines by their descriptions, which hold what Grain's states leave out: in which pipeline a position is.
-
-A description lists every transformation with the settings that decide which elements come, and in which order.
-Settings that only affect the speed (threads, buffers) are not in it.
-"""
+"""Compares pipelines by their descriptions, which hold what Grain's states leave out: in which pipeline a position is."""
 
 from __future__ import annotations
 

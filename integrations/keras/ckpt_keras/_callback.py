@@ -208,9 +208,7 @@ class _First(keras.callbacks.Callback):
 
 
 def _ending(callback: Any, session: Session) -> Callable[[], None]:
-    """A function that ends a session after an exception ended ``fit``, when Keras calls no callbacks; it refers to the
-    callback weakly. Garbage collection may call it in any thread, even the saving one.
-    """
+    """A function that ends a session after an exception ended ``fit``; garbage collection calls it, in any thread."""
     held = weakref.ref(callback)
 
     def end() -> None:

@@ -109,9 +109,7 @@ class Fit:
             self._model.optimizer.learning_rate, self._rate = self._rate, None
 
     def between_batches(self, batch: int) -> None:
-        """Saves between two steps, at the beginning of a batch, before other callbacks: ``on_train_batch_end`` would make
-        Keras wait for every step, and may run in a thread.
-        """
+        """Saves at the beginning of a batch: for ``on_train_batch_end`` Keras waits for every step, and may use a thread."""
         if batch > self._progress.batch:
             self._count(batch)
             if self._is_due():
@@ -355,10 +353,9 @@ def _refilled(model: Any) -> Generator[None]:
 
 
 class Averages:
-    """The averages (``use_ema``) of a model that ``fit`` trains, and the ``SwapEMAWeights`` that swaps them with the weights.
-    With ``swap_on_epoch`` the model holds the averages at the end of an epoch, which readers of a checkpoint should get,
-    and the optimizer holds the trained weights in their place; after the last epoch Keras drops those. A checkpoint holds
-    both, and notes that they are swapped.
+    """The averages (``use_ema``) of a model that ``fit`` trains. With ``SwapEMAWeights(swap_on_epoch=True)`` the model holds them
+    at the end of an epoch, as readers of a checkpoint expect, and the optimizer the trained weights; after the last epoch
+    Keras drops those. A checkpoint holds both, and notes that they are swapped.
     """
 
     def __init__(self, model: Any, callbacks: Any) -> None:
@@ -380,9 +377,7 @@ class Averages:
         return bool(getattr(self._swapper, "_ema_weights_in_model", False))
 
     def unshare(self) -> None:
-        """Copies averages that share an array with their weight, as at the end of a fit: Keras donates both to the next
-        compiled step, and jax refuses to donate an array twice.
-        """
+        """Copies averages that share an array with their weight, after a fit: jax refuses to donate one array twice."""
         for weight, average in self._pairs:
             if average._value is weight._value is not None:
                 average.assign(jnp.copy(average.value))

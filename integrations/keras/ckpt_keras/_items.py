@@ -1,6 +1,4 @@
-"""The items of a step that belong to a model, in our steps and those of Keras' own callback; all that saves and restores
-one does it by ``save_with`` and ``restore_with``.
-"""
+"""The items of a step that belong to a model, in our steps and those of Keras' own callback."""
 
 from __future__ import annotations
 
@@ -95,9 +93,7 @@ def save_with(
     others: Mapping[str, Any] | None = None,
     **arguments: Any,
 ) -> Result:
-    """Calls ``save``, of the core or a Checkpointer, with the items of a model (variables, assets, configuration) and
-    others. Without ``config``, assets are left out, too, as Keras' callback does.
-    """
+    """Calls ``save`` with the items of a model and others; without ``config`` no assets either, as Keras' callback does."""
     with saved_beside():
         items: dict[str, Any] = {MODEL: model}
         if weights_only:
@@ -119,9 +115,7 @@ def restore_with(
     rebuilt: bool = False,
     **arguments: Any,
 ) -> Result:
-    """Calls ``restore`` with a model, its assets and others as targets. A dict for ``rename=`` also applies to layers
-    with assets. ``rebuilt``: the model was made from the configuration of this step.
-    """
+    """Calls ``restore`` with a model, its assets and others. ``rebuilt``: the configuration of this step made the model."""
     with saved_beside():
         targets: dict[str, Any] = {saved.item: model}
         if ASSETS in saved.info.items:
@@ -148,9 +142,7 @@ class ConfigItem:
 
 
 def config_item(model: Any) -> ConfigItem:
-    """The item that ``load_model`` rebuilds a model from: configuration and compilation as JSON. It holds the reason
-    instead if Keras cannot serialise the model (a class without ``get_config``, a lambda as loss).
-    """
+    """Configuration and compilation as JSON, for ``load_model``; or the reason why Keras cannot serialise the model."""
     try:
         with warnings.catch_warnings():
             # Keras' Variable.numpy() lacks numpy 2's copy=; the user cannot do anything about it.

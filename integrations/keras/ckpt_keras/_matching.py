@@ -55,9 +55,7 @@ _ROOT = ""
 def align_model(
     saved: Sequence[Named], wanted: Sequence[Named], *, counted: Set[str]
 ) -> tuple[Names, set[str]]:
-    """Changed names (saved -> live), and paths of either side that are ignored. Metrics are ignored if they do not fit:
-    they count the running epoch, and Keras resets them at the next. ``counted`` are the class names that Keras numbers.
-    """
+    """Changed names (saved -> live), and ignored paths of both sides: metrics that do not fit, as Keras resets them."""
     old, new = _by_collection(saved), _by_collection(wanted)
     weights = _align_weights(saved, wanted, counted)
     names = dict(weights)
@@ -188,9 +186,7 @@ def _whole_path(entry: Named) -> Parts:
 
 @dataclass(frozen=True)
 class SlotName:
-    """What the name of an optimizer's variable says: ``adam/dense_kernel_momentum``, or ``adafactor/kernel@c.dense.kernel``
-    if several have the name ``kernel``.
-    """
+    """The name of an optimizer's variable: ``adam/dense_kernel_momentum``, or ``adafactor/kernel@c.dense.kernel`` of several."""
 
     front: str  # what leads to it, with the slash
     weight: str | None  # path of its weight
@@ -318,9 +314,7 @@ def _renamed(path: str, table: Table, root: Parts) -> str:
 def names_by_order(
     saved: Sequence[Any], wanted: Sequence[Named], *, lost: Set[Parts], counted: Set[str]
 ) -> Names:
-    """Maps saved paths to those of a model made from the same configuration, which has the same order of layers; empty if
-    the variables differ. ``lost`` are the layers that have lost their names (``_slots.nameless``).
-    """
+    """Saved paths -> those of a model of the same configuration, with layers in the same order; empty if variables differ."""
     names: Names = {}
     for collection in (TRAINABLE, NON_TRAINABLE):
         before = [leaf for leaf in saved if leaf.path.partition("/")[0] == collection]

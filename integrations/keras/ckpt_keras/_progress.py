@@ -1,7 +1,7 @@
-"""The position of training, saved beside the model to resume ``fit``, and where an interrupted epoch goes on.
+"""The position of training, saved beside the model to resume ``fit``, and where an interrupted epoch continues.
 
-One process stores what belongs to its host (random state, what its dataset keeps) with the counters of ``fit``. Several
-have an item for it, as numpy's global generator has another seed in every process unless the program seeds it.
+What belongs to a host (random state, what its dataset keeps) is beside the counters of ``fit``; an item of its own if several
+processes save, since numpy's global generator has another seed in each unless the program seeds it.
 """
 
 from __future__ import annotations
@@ -146,9 +146,8 @@ class Batches:
 
 
 def entered_at(saved: Progress, now: Batches, together: int = 1) -> tuple[int, str | None]:
-    """The number of finished batches of an interrupted epoch, and a warning for the user or None. If the batch size
-    changed, samples are counted: none is left out, and at most a part of a batch is trained twice. ``together`` batches
-    are one call of the compiled step; a partly finished group is run again.
+    """The number of finished batches of an interrupted epoch, and a warning or None. If the batch size changed, samples count:
+    none is left out. ``together`` batches are one call of the compiled step; a partly finished group is run again.
     """
     before, samples = Batches(saved.batch_size, saved.batches_per_epoch), ""
     done, left = saved.batch, "; some batches may be trained twice"
@@ -183,9 +182,8 @@ _PLAIN = (bool, int, float, str, bytes, np.generic, type(None))
 
 
 def states_of(callbacks: Sequence[Any]) -> dict[str, Any]:
-    """The state of each callback, under its class and its number among callbacks of that class. Without ``get_state`` and
-    ``set_state`` it is every attribute that is not an argument of ``__init__``: the code sets arguments, so a changed
-    ``patience`` takes effect after a restart.
+    """The state of each callback by its class and number: of ``get_state``, else every attribute that is not an argument of
+    ``__init__``. The code sets arguments, so a changed ``patience`` takes effect after a restart.
     """
     return {name: _state_of(callback) for name, callback in _numbered(callbacks)}
 

@@ -55,8 +55,8 @@ class Session:
         )
 
     def close(self, *, interrupted: bool = False) -> None:
-        """Waits for a running save and closes the session; raises the error of a failed save, once. After an exception
-        ended fit, ``interrupted`` logs it, and leaves it to the next call. If Ctrl-C ends the wait, the session is still open.
+        """Waits for a running save and closes; raises the error of a failed save, once. After an exception ended fit,
+        ``interrupted`` only logs it. If Ctrl-C ends the wait, the session is still open.
         """
         with self._closing:  # the thread that trains may be waiting for the save, too
             if not self.closed:
@@ -80,9 +80,7 @@ class Session:
         metrics: Mapping[str, float],
         host: Mapping[str, Any],
     ) -> None:
-        """Starts a save of everything, and waits for it unless saves run in the background; raises the error of the
-        previous one. ``host``: the fields of ``progress`` that belong to this process alone.
-        """
+        """Starts a save; raises the error of the previous one. ``host``: fields of ``progress`` of this process alone."""
         started = time.perf_counter()
         step = progress.step(self._arguments.steps_per_epoch)
         weights_only = self._arguments.save_weights_only

@@ -33,9 +33,7 @@ class Slot:
 
 
 def slots_of_model(model: Any) -> list[Slot]:
-    """The variables of a model or layer by collection, each once, in Keras' order. Optimizers that a model holds as
-    attributes beside the compiled one (a GAN's) are found too; Keras' own state tree lacks them.
-    """
+    """The variables of a model by collection, each once, in Keras' order; also those of optimizers in attributes (a GAN's)."""
     seen = set[int]()
     trainable = _unseen(model.trainable_variables, seen)
     others = _unseen(model.non_trainable_variables, seen)
@@ -109,9 +107,8 @@ def _named(
     suffixes: Mapping[int, str],
     shared: set[str] | None = None,
 ) -> Iterator[Slot]:
-    """Slots under Keras' own paths, with a suffix if a path is not unique (Adafactor's, layers of one name in two
-    models). The suffix names what the variable belongs to: ``kernel@tower_a``; if that is equal too, it is ``@2``,
-    ``@3``. Paths that contain the path of another variable also get one, because nested dictionaries cannot hold both.
+    """Slots under Keras' own paths. One that is not unique (Adafactor's, layers of one name in two models) gets what it belongs
+    to as a suffix, ``kernel@tower_a``; if that is equal too, ``@2``. So does a path that contains the path of another.
     """
     variables = list(variables)
     shared = _shared_paths(variables) if shared is None else shared
@@ -149,9 +146,7 @@ def nested(values: Iterable[tuple[tuple[str, ...], Any]]) -> Any:
 
 
 def owners_of(model: Any) -> dict[int, tuple[str, ...]]:
-    """Id of a weight's variable -> the layers from below the model that contain it; the first place if it is shared. Keras'
-    own path omits functional models, and Sequential ones made from a configuration.
-    """
+    """Id of a weight's variable -> the layers that contain it, some of which its path omits; the first place if it is shared."""
     found: dict[int, tuple[str, ...]] = {}
     for layer, owners in layers_of(model):
         own = [
@@ -220,9 +215,7 @@ def numbered(part: str, counted: Set[str]) -> tuple[str, int | None]:
 
 
 def counted_in(model: Any) -> frozenset[str]:
-    """The numbered names in a model: classes of its layers, optimizers and metrics. A layer that the user named is not
-    numbered, so ``tower_1`` and ``tower_2`` are as different as ``user`` and ``item``.
-    """
+    """The classes in a model that Keras numbers; not layers that the user named: ``tower_1`` and ``tower_2`` are different."""
     layers = [layer for layer, _ in layers_of(model)]
     optimizers = list(_optimizers(model).values())
     wrapped = [one.inner_optimizer for one in optimizers if hasattr(one, "inner_optimizer")]
@@ -258,9 +251,7 @@ def _snake_case(name: str) -> str:
 
 
 def nameless(model: Any) -> frozenset[tuple[str, ...]]:
-    """The layers without a name in their configuration, each as the tuple of names that leads to it. Keras writes no
-    ``name`` for a layer class without ``get_config``, so the layer that is made from it is named after its class.
-    """
+    """The names that lead to each layer without ``get_config``: Keras writes no name of it, and makes it by that of its class."""
     found: set[tuple[str, ...]] = set()
     for layer, owners in layers_of(model):
         try:

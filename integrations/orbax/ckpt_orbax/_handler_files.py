@@ -38,9 +38,8 @@ def type_name(handler: Any) -> str:
 def written(
     kind: type, save: Callable[[Any], None], finish: Callable[[Any], None] | None = None
 ) -> ckpt.Files:
-    """The files that ``save`` writes, in all processes together, while the save takes its snapshot. Each of several
-    processes writes into its own directory; process 0 puts the files together and calls ``finish``. Whatever is wrong with
-    them is the same error in all processes.
+    """The files that ``save`` writes, in all processes together, while the save takes its snapshot. Process 0 puts those of
+    several together and calls ``finish``. Whatever is wrong with them is the same error in all processes.
     """
     together = None if jax.process_count() == 1 else _of_all_processes(kind, save)
 

@@ -109,9 +109,7 @@ def args_of_call(handler: Any, for_save: bool, *arguments: Any, **named: Any) ->
 
 
 def args_classes(handler: Any) -> tuple[type[CheckpointArgs], type[CheckpointArgs]]:
-    """The classes of arguments of a handler, for saves and for restores. A handler that inherits from one of ckpt's forms
-    without writing itself takes those of that form.
-    """
+    """The classes of arguments for saves and for restores; those of its form for a handler that only inherits from one."""
     kinds = [type(handler)] if handlers.overrides(handler) else type(handler).__mro__
     for kind in kinds:
         if handlers.has_registered_args(kind):

@@ -1,7 +1,7 @@
 """Leaves of pytrees, what Orbax takes and what a target may hold; and pytrees as Orbax stores them, with text keys.
 
-Orbax keeps the names of a tree's nodes and not their types: a NamedTuple, a dataclass or an ``nnx.State`` becomes a
-dictionary, an empty one None. Trees get this form before they are saved and as targets, as Orbax's own do.
+Orbax keeps the names of nodes and not their types: a NamedTuple, a dataclass or an ``nnx.State`` becomes a dictionary, an
+empty one None. Trees get this form before they are saved and as targets.
 """
 
 from __future__ import annotations

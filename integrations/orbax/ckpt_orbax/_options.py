@@ -190,9 +190,7 @@ def refuse_processes(
 def changed(
     engine: ckpt.Options, asynchronous: AsyncOptions | None, files: Any = None, **changes: Any
 ) -> ckpt.Options:
-    """ckpt's options with the timeout of Orbax's, and a mode for the directories of checkpoints and their items, set by
-    process 0 when the checkpoint is complete. As in Orbax it takes permissions away from what the umask gives.
-    """
+    """ckpt's options with the timeout of Orbax's, and a mode that takes permissions of complete directories away."""
     if asynchronous is not None:
         refuse_options("AsyncOptions({}=)", asynchronous, _REFUSED_ASYNC)
         if asynchronous.timeout_secs != AsyncOptions.timeout_secs:

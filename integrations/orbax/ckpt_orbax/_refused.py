@@ -79,9 +79,7 @@ def offer(package: str) -> None:
 
 
 def refusing(module: str) -> Callable[[str], Any]:
-    """``__getattr__`` of a module: an AttributeError that says what to use instead of a name, as ``hasattr`` expects; an
-    ImportError to ``from module import name``, which would replace the other one by "cannot import name".
-    """
+    """``__getattr__`` of a module: an AttributeError with what to use instead; an ImportError to ``from module import name``."""
 
     def getattr_of_module(name: str) -> Any:
         if name.startswith("__"):

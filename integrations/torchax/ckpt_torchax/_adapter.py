@@ -52,9 +52,7 @@ class TorchAdapter:
         return _functions_for(obj).get_state(obj)
 
     def get_constants(self, obj: Any, /) -> Mapping[str, Any]:
-        """The numbers among the attributes of a module and those in it, such as a count of updates; names of an optimizer's
-        parameters.
-        """
+        """Numbers in a module's attributes, such as a count of updates; names of an optimizer's parameters."""
         if isinstance(obj, torch.optim.Optimizer):
             return _optimizers.names_beside(self._names.get(obj) or _optimizers.names_of(obj, {}))
         return _modules.numbers_in(obj) if isinstance(obj, torch.nn.Module) else {}

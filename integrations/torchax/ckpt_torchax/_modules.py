@@ -49,9 +49,7 @@ def first_names(state: Mapping[str, Any]) -> dict[str, str]:
 
 
 def numbers_in(module: Any) -> dict[str, int | float]:
-    """Path and value of the numbers that a module, and those in it, hold as attributes. ``state_dict`` leaves them out, unless
-    a part has an extra state, which may have its numbers.
-    """
+    """The numbers in attributes of a module and those in it, by path, unless a part has an extra state, which may have them."""
     return {
         f"{path}.{name}" if path else name: value
         for path, part in _torchax.unwrapped(module).named_modules()

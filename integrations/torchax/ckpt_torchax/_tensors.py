@@ -1,7 +1,7 @@
 """Reads single tensors, and sets values on them without replacing the tensor object.
 
-Tensors on the CPU become numpy arrays and back without a copy. numpy has no bfloat16 and no fp8, so those are viewed as integers
-of the same width, and these as the dtypes of ml_dtypes. No value is ever converted.
+Tensors on the CPU become numpy arrays and back without a copy. numpy has no bfloat16 and no fp8, so those are viewed as
+integers, and these as the dtypes of ml_dtypes. No value is ever converted.
 """
 
 from __future__ import annotations
@@ -170,9 +170,7 @@ def to_numpy(tensor: torch.Tensor, where: str) -> Array:
 
 
 def from_numpy(array: Array, where: str) -> torch.Tensor:
-    """A CPU tensor on the memory of a numpy array, or on a copy if torch cannot share the memory. 4-bit and 2-bit
-    integers, for which torch has no arithmetic, become 8-bit ones.
-    """
+    """A CPU tensor on the memory of a numpy array, or on a copy; of 8 bits for 4-bit and 2-bit integers, which torch lacks."""
     if array.dtype in _WIDENED:
         array = array.astype(_WIDENED[array.dtype])
     dtype = _TORCH.get(array.dtype.newbyteorder("="))
