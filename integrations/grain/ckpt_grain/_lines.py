@@ -89,11 +89,6 @@ def is_elastic(obj: Any) -> bool:
     )
 
 
-def loader_of(iterator: Any) -> Any:
-    """The ``grain.DataLoader`` of an iterator."""
-    return vars(iterator)["_data_loader"]
-
-
 def digest_of(text: str) -> str:
     """SHA-256 of a text."""
     return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
@@ -111,7 +106,7 @@ class Lines:
             return ["ElasticIterator()", *_indented(self._node_lines(obj._ds))]
         if not isinstance(obj, grain.DataLoaderIterator):
             return self._node_lines(obj)
-        loader = loader_of(obj)
+        loader: Any = vars(obj)["_data_loader"]
         return [
             f"DataLoader(worker_count={loader.multiprocessing_options.num_workers}, "
             f"shard_options={loader._shard_options!r})",
@@ -139,7 +134,9 @@ class Lines:
         settings = _settings_of(node)
         parts: list[str] = []
         for key, value in sorted(settings.items()):
-            if key in _LEFT_OUT or _is_cached(node, key) or isinstance(value, _NODES):
+            member = inspect.getattr_static(type(node), key, None)
+            is_cached = isinstance(member, functools.cached_property)  # there after its first use
+            if key in _LEFT_OUT or is_cached or isinstance(value, _NODES):
                 continue
             if key == "_map_fn" and "_transform" in settings:
                 continue  # a method of the transform, which is described already
@@ -185,11 +182,6 @@ def _settings_of(node: Any) -> Mapping[str, Any]:
     if is_iterator and not of_grain:
         return {}  # its attributes hold its position
     return {f"_{name}": value for name, value in _arguments_of(node, every=of_grain).items()}
-
-
-def _is_cached(node: Any, name: str) -> bool:
-    """Whether the attribute is a cached property, which exists only after its first use."""
-    return isinstance(inspect.getattr_static(type(node), name, None), functools.cached_property)
 
 
 def _is_of_grain(value: Any) -> bool:

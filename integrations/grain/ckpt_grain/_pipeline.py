@@ -14,7 +14,7 @@ import numpy as np
 from grain import experimental as grain_experimental, python as grain_python
 
 from ckpt_core import Mismatch, StructureMismatch
-from ckpt_grain._lines import ADDRESS, QUOTED, Lines, digest_of, is_elastic, loader_of
+from ckpt_grain._lines import ADDRESS, QUOTED, Lines, digest_of, is_elastic
 
 MAX_LINES = 200
 """The most lines of a description that are stored; the rest is compared by a digest."""
@@ -45,7 +45,7 @@ def problems(obj: Any) -> Iterator[str]:
     """Why the saved position cannot be restored exactly: a sentence for each reason."""
     if not isinstance(obj, grain.DataLoaderIterator):
         return
-    loader = loader_of(obj)
+    loader: Any = vars(obj)["_data_loader"]
     for what, value in (("data source", loader._data_source), ("sampler", loader._sampler)):
         if not isinstance(value, (list, tuple, np.ndarray)) and ADDRESS.search(repr(value)):
             yield (

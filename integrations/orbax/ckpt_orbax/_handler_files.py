@@ -168,20 +168,12 @@ def with_directory(files: ckpt.SavedFiles, work: Callable[[Any], Any]) -> Any:
 
 
 @functools.cache
-def _adapted() -> set[str]:
-    return importlib.metadata.entry_points(group="ckpt_core.adapters").names
-
-
-def has_adapter(value: Any) -> bool:
-    """Whether ckpt knows the framework of the object."""
-    return bool(_homes(value) & _adapted())
+def frameworks_of(kind: type) -> set[str]:
+    """The frameworks of a class and its bases for which ckpt has an adapter."""
+    adapted = importlib.metadata.entry_points(group="ckpt_core.adapters").names
+    return {base.__module__.partition(".")[0] for base in kind.__mro__} & adapted
 
 
 def is_of_its_framework(handler: Any, value: Any) -> bool:
     """Whether a handler is that of the framework of an object, such as Grain's, and no one's own."""
-    home = type(handler).__module__.partition(".")[0]
-    return home in _homes(value) & _adapted()
-
-
-def _homes(value: Any) -> set[str]:
-    return {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
+    return type(handler).__module__.partition(".")[0] in frameworks_of(type(value))

@@ -15,7 +15,6 @@ import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo
 from ckpt_orbax import handlers
 from ckpt_orbax._handler_files import (
-    has_adapter,
     is_of_its_framework,
     run,
     saved_by,
@@ -130,7 +129,7 @@ def item_to_save(name: str, args: Any, handler: Any) -> Any:
     if isinstance(value, (ckpt.Files, ckpt.Json, ckpt.SavedFiles)):
         return value
     if handlers.overrides(handler):
-        if has_adapter(value) and is_of_its_framework(handler, value):
+        if is_of_its_framework(handler, value):
             return value  # a data pipeline: the engine writes what this handler would, and more
         finalize = getattr(handler, "finalize", lambda _: None)
         return written(

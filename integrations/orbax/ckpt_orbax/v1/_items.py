@@ -18,7 +18,7 @@ from ckpt_orbax._checkpointables import (
     handler_for_save,
 )
 from ckpt_orbax._errors import NoEntryError
-from ckpt_orbax._handler_files import NOTE, has_adapter, run, saved_by, with_directory, written
+from ckpt_orbax._handler_files import NOTE, frameworks_of, run, saved_by, with_directory, written
 from ckpt_orbax._leaves import is_empty, is_leaf
 from ckpt_orbax._paths import as_path
 from ckpt_orbax.metadata import tree_of
@@ -40,7 +40,7 @@ def _item(name: str, value: Any, context: Context) -> Any:
     if isinstance(value, (ckpt.Files, ckpt.Json, ckpt.SavedFiles)):
         return value
     handler = handler_for_save(context.checkpointables.registry, name, value)
-    if has_adapter(value) and isinstance(value, StatefulCheckpointable):
+    if frameworks_of(type(value)) and isinstance(value, StatefulCheckpointable):
         return value  # a data pipeline: the engine knows what it has to keep
     if isinstance(handler, PyTreeHandler):
         if is_empty(value):
