@@ -17,38 +17,25 @@ tuple where Flax keys a state by paths (``nnx.SpectralNorm``)."""
 
 
 class NNXAdapter:
-    """Reads and sets the state of NNX objects: every Variable and every array under ``nnx.data``.
-
-    Code is not saved: static attributes, Variable metadata, hooks, annotations. A restore therefore
-    changes only values.
+    """Reads and sets the state of NNX objects: every Variable and every array under ``nnx.data``. Code is not saved: static
+    attributes, Variable metadata, hooks, annotations.
     """
 
     shares = True
     """Modules in one container may share Variables, which are stored once, with the first module."""
 
     def accepts(self, cls: type, /) -> bool:
-        """Whether objects of this class are NNX objects.
-
-        Other classes of ``flax`` (Linen's TrainState, FrozenDict, Partitioned, ``flax.struct``
-        dataclasses) are ordinary immutable pytrees, which the core saves without an adapter.
-        """
+        """Whether objects of this class are NNX objects. Linen's and other immutable pytrees of ``flax`` need no adapter."""
         # In Keras' NNX mode a layer inherits from nnx.Module, but its attributes are not an NNX graph.
         return issubclass(cls, _NNX_TYPES) and not any(
             base.__module__.partition(".")[0] == "keras" for base in cls.__mro__
         )
 
     def get_state(self, obj: Any, seen: dict[int, Any] | None = None, /) -> Any:
-        """The values of an NNX object, as dictionaries nested like its attributes.
+        """The raw values of an NNX object, as dictionaries nested like its attributes; hooks like ``on_get_value`` do not run.
 
-        A Variable with several paths (tied weights) is stored once, under the first of
-        them. Values are raw: hooks such as ``on_get_value`` do not run. Positions in
-        an ``nnx.List`` are ints, keys of an ``nnx.Dict`` are text. ``nnx.Intermediate`` Variables of a
-        module are left out: they hold results of the last forward pass, not state of the model.
-
-        Args:
-            obj: the object.
-            seen: id -> Variable, stored with other objects of the same tree. They are left out
-                here; those of this object are added.
+        A Variable with several paths (tied weights) is stored once, under the first of them; those in ``seen``, by id, were
+        stored with other objects of the same tree. ``nnx.Intermediate`` is left out: it is no state of the model.
         """
         if isinstance(obj, nnx.Variable):
             return _value_of(obj)
@@ -57,10 +44,7 @@ class NNXAdapter:
     def get_stored(
         self, obj: Any, below: Callable[[str, Any], Any], seen: dict[int, Any] | None = None, /
     ) -> Any:
-        """Like ``get_state``, with ``below("value", ...)`` around the value of each Variable.
-
-        In Orbax a Variable is a node of the tree, and its array has the key ``value``.
-        """
+        """Like ``get_state``, with ``below("value", ...)`` around the value of each Variable, which in Orbax is a node of the tree."""
 
         def marked(variable: Any) -> Any:
             return below("value", _value_of(variable))
@@ -93,12 +77,8 @@ class NNXAdapter:
         return found
 
     def set_state(self, obj: Any, state: Any, /) -> None:
-        """Sets the Variables of ``obj`` to values with the structure of ``get_state(obj)``.
-
-        A Variable without a value was set already, with another object that shares it.
-
-        The Variables stay the same objects with the same metadata, so everything that shares them
-        (tied weights, an optimizer, a compiled step) sees the new values.
+        """Sets the Variables of ``obj``, which stay the same objects: what shares them sees the new values. A Variable without a value
+        was set already, with another object that shares it.
         """
         if isinstance(obj, nnx.Variable):
             _set_variable(obj, state)
@@ -110,10 +90,8 @@ class NNXAdapter:
             _warn_of_abstract_intermediates(obj)
 
     def set_leaves(self, obj: Any, leaves: Mapping[tuple[Key, ...], Any], /) -> list[Any]:
-        """Sets arrays on some Variables of ``obj``, by path; returns the arrays that they hold now.
-
-        It skips bare arrays, Variables that hold trees of arrays, and mutable references, whose
-        memory is written to: ``set_state`` sets those.
+        """Sets arrays on some Variables, by path; returns the arrays that they hold now. Bare arrays, Variables of trees and mutable
+        references, whose memory is written to, are left to ``set_state``.
         """
         live = obj if isinstance(obj, nnx.Variable) else _live_state(obj)
         was_set: list[Any] = []
@@ -131,10 +109,7 @@ class NNXAdapter:
         return was_set
 
     def copy(self, objects: Sequence[Any], /) -> list[Any]:
-        """Copies of the objects with new Variables; the immutable arrays are shared.
-
-        Copies share Variables and modules with each other as the originals do.
-        """
+        """Copies with new Variables, which they share with each other as the originals do; the immutable arrays are shared."""
         graphdef, state = nnx.split(list(objects), graph=True)
         return nnx.merge(graphdef, state, copy=True)
 

@@ -26,10 +26,8 @@ _PIPELINES = (grain.MapDataset, grain.IterDataset, grain.DataLoader)
 
 
 class GrainAdapter:
-    """Reads and sets the position of Grain iterators.
-
-    A state is ``{"grain": Grain's state, "pipeline": description of the pipeline}``. The position is
-    after the elements that ``next`` has returned, without those that Grain has only prefetched.
+    """Reads and sets ``{"grain": Grain's state, "pipeline": description of the pipeline}``. The position is after the elements
+    that ``next`` has returned, without those that Grain has only prefetched.
     """
 
     per_process = True
@@ -46,12 +44,7 @@ class GrainAdapter:
         return issubclass(cls, _ITERATORS + _PIPELINES)
 
     def get_state(self, obj: Any, /) -> dict[str, Any]:
-        """A copy of the iterator's state, which later ``next`` calls do not change.
-
-        Raises:
-            UnsupportedLeaf: a dataset or loader instead of an iterator.
-            CheckpointError: the iterator was closed.
-        """
+        """A copy of the state, which later ``next`` calls do not change; CheckpointError if the iterator was closed."""
         if isinstance(obj, Proven):
             state, next_element = obj.peek()
             return {**copy.deepcopy(state), "next": next_element}
@@ -75,11 +68,8 @@ class GrainAdapter:
         return {"grain": copy.deepcopy(state, _unstarted_states(inner)), "pipeline": None}
 
     def set_state(self, obj: Any, state: dict[str, Any], /) -> None:
-        """Sets the iterator to the saved position, and starts its prefetching.
-
-        Raises:
-            StructureMismatch: the pipeline differs from the saved one; nothing was changed. Or
-                its next element is not the one that the saved run would have seen (``with_proof``).
+        """Sets the iterator to the saved position, and starts its prefetching. StructureMismatch if the pipeline differs, when nothing
+        was changed, or if its next element is not the one that the saved run would have seen (``with_proof``).
         """
         self.check_state(obj, state)
         if isinstance(obj, Proven):
@@ -102,11 +92,7 @@ class GrainAdapter:
             obj.start_prefetch()
 
     def check_state(self, obj: Any, state: dict[str, Any], /) -> None:
-        """Refuses the state of another pipeline; does not change the iterator.
-
-        Raises:
-            StructureMismatch: with every difference between the two pipelines.
-        """
+        """Raises StructureMismatch with every difference to the saved pipeline; does not change the iterator."""
         inner, saved = _unwrapped(obj), state["pipeline"]
         if saved is not None:  # None in a file of Grain's own handler
             now = self._description_of(inner)

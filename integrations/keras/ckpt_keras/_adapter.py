@@ -26,11 +26,8 @@ from ckpt_keras._slots import (
 
 
 class KerasAdapter:
-    """Reads and sets models, layers, optimizers, metrics, seed generators and single variables.
-
-    A model's state is the tree of ``Model.get_state_tree``, with the variables added that Keras loses
-    because their names are not unique: see ``_slots``. On other backends than JAX the values are
-    numpy copies.
+    """Reads and sets models, layers, optimizers, metrics, seed generators and single variables. A model's state is the tree of
+    ``Model.get_state_tree``, with the variables added that Keras loses because their names are not unique: see ``_slots``.
     """
 
     def accepts(self, cls: type, /) -> bool:
@@ -48,13 +45,8 @@ class KerasAdapter:
         )
 
     def get_state(self, obj: Any, /) -> Any:
-        """The arrays of an object under Keras' names.
-
-        If the optimizer of a built model has not created its slots yet, this creates them, all zero,
-        so that a checkpoint is complete and a restore has variables to set.
-
-        Raises:
-            CheckpointError: the model was not built, so it has no variables yet.
+        """The arrays of an object under Keras' names; CheckpointError if a model was not built. It creates the slots of an optimizer
+        that has none yet, all zero, so that a checkpoint is complete and a restore has variables to set.
         """
         slots = slots_of(obj)
         if _is_layer(obj):
