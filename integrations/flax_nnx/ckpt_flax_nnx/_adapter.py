@@ -44,7 +44,7 @@ class NNXAdapter:
     def get_stored(
         self, obj: Any, below: Callable[[str, Any], Any], seen: dict[int, Any] | None = None, /
     ) -> Any:
-        """Like ``get_state``, with ``below("value", ...)`` around the value of each Variable, which in Orbax is a node of the tree."""
+        """Like ``get_state``, with ``below("value", ...)`` around each value: in Orbax a Variable is a node of the tree."""
 
         def marked(variable: Any) -> Any:
             return below("value", _value_of(variable))
@@ -77,8 +77,8 @@ class NNXAdapter:
         return found
 
     def set_state(self, obj: Any, state: Any, /) -> None:
-        """Sets the Variables of ``obj``, which stay the same objects: what shares them sees the new values. A Variable without a value
-        was set already, with another object that shares it.
+        """Sets the Variables of ``obj``, which stay the same objects: what shares them sees the new values. A Variable
+        without a value was set already, with another object that shares it.
         """
         if isinstance(obj, nnx.Variable):
             _set_variable(obj, state)
@@ -90,8 +90,8 @@ class NNXAdapter:
             _warn_of_abstract_intermediates(obj)
 
     def set_leaves(self, obj: Any, leaves: Mapping[tuple[Key, ...], Any], /) -> list[Any]:
-        """Sets arrays on some Variables, by path; returns the arrays that they hold now. Bare arrays, Variables of trees and mutable
-        references, whose memory is written to, are left to ``set_state``.
+        """Sets arrays on some Variables, by path; returns the arrays that they hold now. Bare arrays, Variables of trees
+        and mutable references, whose memory is written to, are left to ``set_state``.
         """
         live = obj if isinstance(obj, nnx.Variable) else _live_state(obj)
         was_set: list[Any] = []

@@ -68,8 +68,8 @@ class GrainAdapter:
         return {"grain": copy.deepcopy(state, _unstarted_states(inner)), "pipeline": None}
 
     def set_state(self, obj: Any, state: dict[str, Any], /) -> None:
-        """Sets the iterator to the saved position, and starts its prefetching. StructureMismatch if the pipeline differs, when nothing
-        was changed, or if its next element is not the one that the saved run would have seen (``with_proof``).
+        """Sets the iterator to the saved position, and starts its prefetching. StructureMismatch if the pipeline differs, when
+        nothing was changed, or if its next element is not the one that the saved run would have seen.
         """
         self.check_state(obj, state)
         if isinstance(obj, Proven):

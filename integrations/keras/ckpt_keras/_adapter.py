@@ -45,8 +45,8 @@ class KerasAdapter:
         )
 
     def get_state(self, obj: Any, /) -> Any:
-        """The arrays of an object under Keras' names; CheckpointError if a model was not built. It creates the slots of an optimizer
-        that has none yet, all zero, so that a checkpoint is complete and a restore has variables to set.
+        """The arrays of an object under Keras' names; CheckpointError if a model was not built. It creates the slots of an
+        optimizer that has none yet, all zero, so that a checkpoint is complete and a restore has variables to set.
         """
         slots = slots_of(obj)
         if _is_layer(obj):

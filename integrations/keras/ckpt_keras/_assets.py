@@ -62,8 +62,8 @@ def names_of_owners(model: Any) -> str:
 
 
 class AssetsTarget:
-    """The target of assets, checked against the model. ``names`` of ``names_of_owners`` is empty where places suffice: Keras' own
-    callback saved, or the model was made from the checkpoint's configuration.
+    """The target of assets, checked against the model. ``names`` of ``names_of_owners`` is empty where places suffice:
+    Keras' own callback saved, or the model was made from the checkpoint's configuration.
     """
 
     def __init__(

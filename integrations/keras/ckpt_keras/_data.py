@@ -271,7 +271,7 @@ class Kept:
 
 
 def _stored(value: Any) -> Any:
-    """What a step holds of an attribute: a copy of a generator, or an order, with each place from 0 to n - 1 once; else None."""
+    """What a step holds of an attribute: a copy of a generator, or an order of the places 0 to n - 1; else None."""
     if isinstance(value, (np.random.Generator, np.random.RandomState, random.Random)):
         return copy.deepcopy(value)
     if type(value) is list:

@@ -353,9 +353,9 @@ def _refilled(model: Any) -> Generator[None]:
 
 
 class Averages:
-    """The averages (``use_ema``) of a model that ``fit`` trains. With ``SwapEMAWeights(swap_on_epoch=True)`` the model holds them
-    at the end of an epoch, as readers of a checkpoint expect, and the optimizer the trained weights; after the last epoch
-    Keras drops those. A checkpoint holds both, and notes that they are swapped.
+    """The averages (``use_ema``) of a model that ``fit`` trains. With ``SwapEMAWeights(swap_on_epoch=True)`` the model
+    holds them at the end of an epoch, as readers of a checkpoint expect, and the optimizer the trained weights; after
+    the last epoch Keras drops those. A checkpoint holds both, and notes that they are swapped.
     """
 
     def __init__(self, model: Any, callbacks: Any) -> None:

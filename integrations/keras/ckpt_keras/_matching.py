@@ -186,7 +186,7 @@ def _whole_path(entry: Named) -> Parts:
 
 @dataclass(frozen=True)
 class SlotName:
-    """The name of an optimizer's variable: ``adam/dense_kernel_momentum``, or ``adafactor/kernel@c.dense.kernel`` of several."""
+    """The name of an optimizer's variable: ``adam/dense_kernel_momentum``, or ``adafactor/kernel@c.dense.kernel``."""
 
     front: str  # what leads to it, with the slash
     weight: str | None  # path of its weight

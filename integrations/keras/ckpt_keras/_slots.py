@@ -146,7 +146,7 @@ def nested(values: Iterable[tuple[tuple[str, ...], Any]]) -> Any:
 
 
 def owners_of(model: Any) -> dict[int, tuple[str, ...]]:
-    """Id of a weight's variable -> the layers that contain it, some of which its path omits; the first place if it is shared."""
+    """Id of a weight's variable -> the layers that contain it, also those that its path omits; the first place if shared."""
     found: dict[int, tuple[str, ...]] = {}
     for layer, owners in layers_of(model):
         own = [
@@ -251,7 +251,7 @@ def _snake_case(name: str) -> str:
 
 
 def nameless(model: Any) -> frozenset[tuple[str, ...]]:
-    """The names that lead to each layer without ``get_config``: Keras writes no name of it, and makes it by that of its class."""
+    """The names that lead to each layer without ``get_config``: Keras makes it again with a name after its class."""
     found: set[tuple[str, ...]] = set()
     for layer, owners in layers_of(model):
         try:

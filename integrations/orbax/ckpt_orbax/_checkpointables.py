@@ -151,7 +151,7 @@ def _of_registry(registry: Any, name: str) -> tuple[Any, list[Any]]:
 
 
 def handler_for_save(registry: Any, name: str, value: Any) -> Any:
-    """The handler that saves ``value``: the one of that name, unless the object saves itself; else the last one that takes it."""
+    """The handler that saves ``value``: that of the name, unless the object saves itself; else the last one that takes it."""
     if value is None:
         raise ValueError(f"{name}: a checkpointable must not be None for saving")
     by_name, of_any = _of_registry(registry, name)

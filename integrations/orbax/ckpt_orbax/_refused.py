@@ -79,7 +79,7 @@ def offer(package: str) -> None:
 
 
 def refusing(module: str) -> Callable[[str], Any]:
-    """``__getattr__`` of a module: an AttributeError with what to use instead; an ImportError to ``from module import name``."""
+    """``__getattr__`` of a module: an AttributeError with what to use instead; an ImportError to ``from module import ...``."""
 
     def getattr_of_module(name: str) -> Any:
         if name.startswith("__"):

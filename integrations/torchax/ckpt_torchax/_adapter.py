@@ -57,8 +57,8 @@ class TorchAdapter:
             self._scheduled.add(obj)
 
     def set_state(self, obj: Any, state: Any, /) -> None:
-        """Sets a state with the structure of ``wanted`` or ``get_state``. Tensors stay the same objects, so optimizers, ties and
-        JittableModules see the new values. A compiled function that closes over a module keeps the old values.
+        """Sets a state with the structure of ``wanted`` or ``get_state``. Tensors stay the same objects, so optimizers,
+        ties and JittableModules see the new values. A compiled function that closes over a module keeps the old values.
         """
         if isinstance(obj, torch.Tensor):
             _tensors.write(obj, state)
@@ -68,7 +68,7 @@ class TorchAdapter:
             _functions_for(obj).set_state(obj, state)
 
     def set_leaves(self, obj: Any, leaves: Mapping[tuple[Any, ...], Any], /) -> list[Any]:
-        """Sets jax arrays on some torchax tensors of a module, by path, and returns them; leaves others and views to ``set_state``."""
+        """Sets jax arrays on some torchax tensors of a module, by path, and returns them; others are left to ``set_state``."""
         if isinstance(obj, _torchax.Filling) or not isinstance(obj, torch.nn.Module):
             return []
         return _modules.set_leaves(obj, leaves)
@@ -95,7 +95,7 @@ class TorchAdapter:
         return [_copied(obj) for obj in objects]
 
     def select(self, obj: Any, variable_type: type, /) -> Callable[[tuple[Any, ...], object], bool]:
-        """For ``only=torch.nn.Parameter``: whether a leaf is such a tensor, as a function; TypeError if ``obj`` is no module."""
+        """For ``only=torch.nn.Parameter``: whether a leaf is such a tensor, as a function; TypeError without a module."""
         if not isinstance(obj, torch.nn.Module):
             raise TypeError(
                 f"only={variable_type.__name__} selects from modules, got {type(obj).__name__}"
