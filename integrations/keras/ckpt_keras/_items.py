@@ -12,14 +12,6 @@ from typing import Any, TypeVar
 import keras
 
 import ckpt_core as ckpt
-from ckpt_core import (
-    CheckpointCorrupt,
-    Checkpointer,
-    CheckpointError,
-    CheckpointInfo,
-    CheckpointNotFound,
-    Options,
-)
 from ckpt_keras._adapter import ADAPTER
 from ckpt_keras._assets import ASSETS, AssetsTarget, assets_of, names_of_owners, saved_beside
 from ckpt_keras._slots import NON_TRAINABLE, TRAINABLE
@@ -38,7 +30,7 @@ WEIGHTS = (TRAINABLE, NON_TRAINABLE)
 class SavedModel:
     """What a step holds of a model."""
 
-    info: CheckpointInfo
+    info: ckpt.CheckpointInfo
     item: str  # name of the item with the model's state
     groups: frozenset[str]  # of variables in the item
 
@@ -52,32 +44,32 @@ class SavedModel:
         weights = [f"{self.item}/{name}/**" for name in WEIGHTS if name in self.groups]
         return [*weights, *(f"{name}/**" for name in self.info.items if name != self.item)]
 
-    def config(self, options: Options | None) -> Mapping[str, Any]:
+    def config(self, options: ckpt.Options | None) -> Mapping[str, Any]:
         """The item with the configuration; empty if none was saved."""
         if CONFIG not in self.info.items:
             return {}
         return ckpt.load(self.info.path, item=CONFIG, options=options)
 
 
-def saved_model(info: CheckpointInfo) -> SavedModel:
+def saved_model(info: ckpt.CheckpointInfo) -> SavedModel:
     """Where in a step the model is; raises CheckpointNotFound if it holds none."""
     for name in (MODEL, "model"):  # as in older steps, and after ckpt_core.save(path, model=model)
         if name in info.items:
             groups = {leaf.path.partition("/")[0] for leaf in info.items[name].leaves}
             return SavedModel(info, name, frozenset(groups))
     known = ", ".join(info.items) or "none"
-    raise CheckpointNotFound(
+    raise ckpt.CheckpointNotFound(
         f"{info.path} holds no Keras model: items are {known}, and none is called {MODEL!r} or 'model'"
     )
 
 
-def newest_model(checkpointer: Checkpointer, steps: list[int]) -> SavedModel | None:
+def newest_model(checkpointer: ckpt.Checkpointer, steps: list[int]) -> SavedModel | None:
     """Where the model is in the newest of the steps that can be read; None if there are none."""
     failure: Exception | None = None
     for step in reversed(steps):
         try:
             return saved_model(checkpointer.inspect(step))
-        except (CheckpointError, OSError) as error:  # try an older step, like restore_latest
+        except (ckpt.CheckpointError, OSError) as error:  # try an older step, like restore_latest
             failure = failure or error
     if failure is not None:
         raise failure
@@ -109,7 +101,7 @@ def restore_with(
     restore: Callable[..., Result],
     model: Any,
     saved: SavedModel,
-    options: Options | None,
+    options: ckpt.Options | None,
     *,
     others: Mapping[str, Any] | None = None,
     rebuilt: bool = False,
@@ -156,21 +148,23 @@ def config_item(model: Any) -> ConfigItem:
 
 
 def model_from_config(
-    saved: SavedModel, options: Options | None, *, compile: bool, **arguments: Any
+    saved: SavedModel, options: ckpt.Options | None, *, compile: bool, **arguments: Any
 ) -> Any:
     """A new model from the saved ``config_item``; the arguments are those of ``keras.saving.deserialize_keras_object``."""
     where, item = saved.info.path, saved.config(options)
     text = item.get("config")
     if not text:
         reason = item.get("reason") or "none was saved"
-        raise CheckpointNotFound(
+        raise ckpt.CheckpointNotFound(
             f"{where}: no model configuration ({reason}): make the model by code and call "
             "ckpt_keras.restore(directory, model)"
         )
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CheckpointCorrupt(f"{where}: its model configuration is no JSON: {error}") from error
+        raise ckpt.CheckpointCorrupt(
+            f"{where}: its model configuration is no JSON: {error}"
+        ) from error
     if not compile:
         config["compile_config"] = None
     return keras.saving.deserialize_keras_object(config, **arguments)
