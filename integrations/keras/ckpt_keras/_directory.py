@@ -10,17 +10,8 @@ from typing import Any
 
 import ckpt_core as ckpt
 from ckpt_core.arguments import answering
+from ckpt_keras import _items
 from ckpt_keras._adapter import ADAPTER, named, require_jax
-from ckpt_keras._items import (
-    ConfigItem,
-    SavedModel,
-    config_item,
-    model_from_config,
-    newest_model,
-    restore_with,
-    save_with,
-    saved_model,
-)
 from ckpt_keras._matching import names_by_order
 from ckpt_keras._slots import counted_in, nameless
 
@@ -69,14 +60,14 @@ def save(
     if step is None and metrics is not None:
         raise TypeError("metrics= belongs to a step: pass step= as well")
     arguments: dict[str, Any] = {"overwrite": overwrite, "metadata": metadata}
-    arguments |= {"weights_only": _weights_only(what), "config": config_item(model)}
+    arguments |= {"weights_only": _weights_only(what), "config": _items.config_item(model)}
     if step is not None:
         with ckpt.Checkpointer(directory, asynchronous=False, options=options) as checkpointer:
             write = partial(checkpointer.save, step, metrics=metrics, force=True)
-            save_with(write, model, **arguments)
+            _items.save_with(write, model, **arguments)
             return f"{checkpointer.directory}/{step}"
     try:
-        save_with(partial(ckpt.save, directory, options=options), model, **arguments)
+        _items.save_with(partial(ckpt.save, directory, options=options), model, **arguments)
     except ckpt.CheckpointExists as error:
         if _one_checkpoint(directory) is None:
             error.add_note(
@@ -124,7 +115,7 @@ def restore(
     _refuse_other_types("restore(directory, model)", directory, model)
     weights_only = _weights_only(what)
     with _opened(directory, step, options) as (read, saved):
-        return restore_with(
+        return _items.restore_with(
             read,
             model,
             saved,
@@ -169,7 +160,7 @@ def load_model(
     require_jax(host_only)
     _refuse_other_types("load_model(directory)", directory)
     with _opened(directory, step, options) as (read, saved):
-        model = model_from_config(
+        model = _items.model_from_config(
             saved, options, compile=compile, custom_objects=custom_objects, safe_mode=safe_mode
         )
         compiled = getattr(model, "optimizer", None) is not None
@@ -178,7 +169,7 @@ def load_model(
         if lost and saved.info.format_version is not None:  # Orbax stores leaves in another order
             leaves = saved.info.items[saved.item].leaves
             names = names_by_order(leaves, named(model), lost=lost, counted=counted_in(model))
-        restore_with(
+        _items.restore_with(
             read,
             model,
             saved,
@@ -216,7 +207,7 @@ def _weights_only(what: str) -> bool:
 @contextlib.contextmanager
 def _opened(
     directory: Path, step: int | None, options: ckpt.Options | None
-) -> Generator[tuple[Callable[..., ckpt.Restored], SavedModel]]:
+) -> Generator[tuple[Callable[..., ckpt.Restored], _items.SavedModel]]:
     """What restores one checkpoint (a step of a directory, or a path), and what it holds."""
     one = _one_checkpoint(directory)
     if one is not None:
@@ -225,7 +216,7 @@ def _opened(
                 f"{os.fspath(directory)} is one checkpoint, and step={step} asks for a step of a directory: pass the path "
                 "alone, or the directory that holds the steps"
             )
-        yield partial(ckpt.restore, one.path, options=options), saved_model(one)
+        yield partial(ckpt.restore, one.path, options=options), _items.saved_model(one)
         return
     with ckpt.Checkpointer(directory, read_only=True, options=options) as checkpointer:
         chosen = checkpointer.latest_step() if step is None else step
@@ -233,7 +224,8 @@ def _opened(
             where = checkpointer.directory
             ckpt.inspect(where)  # its error says whether the path exists, and which is like it
             raise ckpt.CheckpointNotFound(f"{where} holds no checkpoint: no step was saved there")
-        yield partial(checkpointer.restore, chosen), saved_model(checkpointer.inspect(chosen))
+        saved = _items.saved_model(checkpointer.inspect(chosen))
+        yield partial(checkpointer.restore, chosen), saved
 
 
 def _one_checkpoint(path: Path) -> ckpt.CheckpointInfo | None:
@@ -289,7 +281,7 @@ class KerasCheckpointManager:
         self.steps_per_epoch = steps_per_epoch
         self.checkpointer = ckpt.Checkpointer(checkpoint_dir, max_to_keep=max_to_keep, **kwargs)
         self._options: ckpt.Options | None = kwargs.get("options")
-        self._config: ConfigItem | None = None
+        self._config: _items.ConfigItem | None = None
 
     def save_state(self, epoch: int, metrics: Mapping[str, float] | None = None) -> bool:
         """Starts a save of the model after this epoch; returns whether it did.
@@ -301,10 +293,10 @@ class KerasCheckpointManager:
             Exception: the error of the previous save.
         """
         if self._config is None:
-            self._config = config_item(self.model)
+            self._config = _items.config_item(self.model)
         save = partial(self.checkpointer.save, epoch * self.steps_per_epoch)
         try:
-            return save_with(save, self.model, self._config, metrics=metrics)
+            return _items.save_with(save, self.model, self._config, metrics=metrics)
         except ckpt.CheckpointExists as error:
             error.add_note(
                 "ckpt_keras: manager.checkpointer has the methods rollback_to and save, with force= and overwrite=; "
@@ -322,12 +314,12 @@ class KerasCheckpointManager:
         self.checkpointer.wait_until_finished()  # the running save may be the step to restore
         run = self.checkpointer
         if step is None:
-            restore, saved = run.restore_latest, newest_model(run, run.all_steps())
+            restore, saved = run.restore_latest, _items.newest_model(run, run.all_steps())
         else:
-            restore, saved = partial(run.restore, step), saved_model(run.inspect(step))
+            restore, saved = partial(run.restore, step), _items.saved_model(run.inspect(step))
         if saved is None:
             return None
-        return restore_with(restore, self.model, saved, self._options)
+        return _items.restore_with(restore, self.model, saved, self._options)
 
     def all_steps(self) -> list[int]:
         """Every committed step, ascending."""

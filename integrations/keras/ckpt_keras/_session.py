@@ -15,17 +15,9 @@ from typing import Any
 import jax
 
 from ckpt_core import Checkpointer, CheckpointError, CheckpointExists, StructureMismatch
-from ckpt_keras import _progress
+from ckpt_keras import _items, _progress
 from ckpt_keras._arguments import Arguments
 from ckpt_keras._data import FitData
-from ckpt_keras._items import (
-    ConfigItem,
-    SavedModel,
-    config_item,
-    newest_model,
-    restore_with,
-    save_with,
-)
 from ckpt_keras._progress import FIT, HOST, OfProcess, Progress
 
 logger = logging.getLogger("ckpt_keras")
@@ -36,7 +28,7 @@ class Session:
 
     def __init__(self, arguments: Arguments, model: Any) -> None:
         self._arguments = arguments
-        self._config: ConfigItem | None = None
+        self._config: _items.ConfigItem | None = None
         self._stale: frozenset[int] = frozenset()
         self._unfinished: int | None = None
         self.closed = False
@@ -88,13 +80,13 @@ class Session:
         progress.callbacks = _progress.states_of(self._arguments.track)
         if not weights_only and self._config is None:
             # Once: Keras needs longer for it than a save takes, and it does not change during fit.
-            self._config = config_item(model)
+            self._config = _items.config_item(model)
         others: dict[str, Any] = {FIT: progress, **self._arguments.extra}
         if self.processes > 1:
             others[HOST] = OfProcess(dict(host), self.processes)
         if data.given:
             others["data"] = data.item(progress.batches, between_epochs=progress.batch == 0)
-        save_with(
+        _items.save_with(
             partial(self.checkpointer.save, step),
             model,
             self._config,
@@ -126,7 +118,7 @@ class Session:
                 f"{directory} has the steps {', '.join(map(str, steps[-5:]))}, and restore=False "
                 "says not to go on from them: use another directory, or leave restore= away"
             )
-        saved = newest_model(self.checkpointer, steps)
+        saved = _items.newest_model(self.checkpointer, steps)
         if saved is None:
             return None
         progress, host = Progress(unit=self._arguments.unit), OfProcess({}, 1)
@@ -159,11 +151,11 @@ class Session:
         self._report(step, progress, saved)
         return progress
 
-    def _restore_latest(self, model: Any, saved: SavedModel, others: dict[str, Any]) -> int:
+    def _restore_latest(self, model: Any, saved: _items.SavedModel, others: dict[str, Any]) -> int:
         only = saved.only_weights() if saved.weights_only else None
         options, restore = self._arguments.options, self.checkpointer.restore_latest
         try:
-            restored = restore_with(restore, model, saved, options, others=others, only=only)
+            restored = _items.restore_with(restore, model, saved, options, others=others, only=only)
         except StructureMismatch as error:
             error.add_note(
                 "ckpt_keras: missing=, unexpected= and rename= are arguments of ckpt_keras.restore. To train the weights "
@@ -171,10 +163,11 @@ class Session:
                 "another directory for the callback"
             )
             raise
-        assert restored is not None and restored.step is not None
+        assert restored is not None
+        assert restored.step is not None
         return restored.step
 
-    def _report(self, step: int, progress: Progress, saved: SavedModel) -> None:
+    def _report(self, step: int, progress: Progress, saved: _items.SavedModel) -> None:
         if saved.weights_only:
             warnings.warn(
                 f"{self.checkpointer.directory}: step {step} was saved with save_weights_only=True: training goes on "

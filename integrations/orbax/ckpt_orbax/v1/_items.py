@@ -8,15 +8,7 @@ import jax
 
 import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo
-from ckpt_orbax._checkpointables import (
-    FORMS,
-    JsonHandler,
-    PyTreeHandler,
-    StatefulCheckpointable,
-    StatefulCheckpointableHandler,
-    handler_for_load,
-    handler_for_save,
-)
+from ckpt_orbax import _checkpointables as handlers
 from ckpt_orbax._errors import NoEntryError
 from ckpt_orbax._handler_files import NOTE, frameworks_of, run, saved_by, with_directory, written
 from ckpt_orbax._leaves import is_empty, is_leaf
@@ -39,14 +31,14 @@ def items_of(checkpointables: dict[str, Any], context: Context) -> dict[str, Any
 def _item(name: str, value: Any, context: Context) -> Any:
     if isinstance(value, (ckpt.Files, ckpt.Json, ckpt.SavedFiles)):
         return value
-    handler = handler_for_save(context.checkpointables.registry, name, value)
-    if frameworks_of(type(value)) and isinstance(value, StatefulCheckpointable):
+    handler = handlers.handler_for_save(context.checkpointables.registry, name, value)
+    if frameworks_of(type(value)) and isinstance(value, handlers.StatefulCheckpointable):
         return value  # a data pipeline: the engine knows what it has to keep
-    if isinstance(handler, PyTreeHandler):
+    if isinstance(handler, handlers.PyTreeHandler):
         if is_empty(value):
             raise ValueError(f"{name}: Found empty item: there is nothing to save")
         return stored(value, context)
-    if isinstance(handler, JsonHandler):
+    if isinstance(handler, handlers.JsonHandler):
         return ckpt.Json(value)
     return written_by(handler, value)
 
@@ -91,7 +83,7 @@ def written_by(handler: Any, value: Any) -> ckpt.Files:
             await background
 
     files = written(type(handler), lambda directory: run(lambda: save(directory)))
-    if isinstance(handler, StatefulCheckpointableHandler):
+    if isinstance(handler, handlers.StatefulCheckpointableHandler):
         files.orbax_handler = _STATEFUL
     return files
 
@@ -124,7 +116,7 @@ def load_item(
             f"{name}: no handler is registered that loads these {len(loaded)} files{of}{into}: register one with "
             "ocp.handlers.register_handler; ckpt_core.load gives the files themselves"
         )
-    if isinstance(handler, StatefulCheckpointableHandler):
+    if isinstance(handler, handlers.StatefulCheckpointableHandler):
         needed(name, target)
 
     async def load(directory: Any) -> Any:
@@ -135,10 +127,10 @@ def load_item(
 
 def _handler(name: str, target: Any, context: Context, wrote: str | None) -> Any:
     """The handler that loads an item of files into a target, given who wrote it; None without one."""
-    if isinstance(target, StatefulCheckpointable):
-        return StatefulCheckpointableHandler()
-    handler = handler_for_load(context.checkpointables.registry, name, target, wrote)
-    return None if isinstance(handler, FORMS) else handler
+    if isinstance(target, handlers.StatefulCheckpointable):
+        return handlers.StatefulCheckpointableHandler()
+    handler = handlers.handler_for_load(context.checkpointables.registry, name, target, wrote)
+    return None if isinstance(handler, handlers.FORMS) else handler
 
 
 def describe_item(info: CheckpointInfo, name: str, context: Context) -> Any:
