@@ -29,19 +29,12 @@ from grain import experimental as grain_experimental
 
 MAX_TEXT = 400
 """The most characters of one setting; a longer one is cut, with a digest added."""
-
 MAX_ITEMS = 10_000
 """The most entries of a list or dictionary that are described one by one."""
-
-WHOLE_BYTES = 64 << 20
+WHOLE_BYTES, BLOCKS, BLOCK_BYTES = 64 << 20, 64, 1 << 20
 """Larger arrays are digested by blocks spread over them, because they may be mapped files."""
-
-BLOCKS = 64
-BLOCK_BYTES = 1 << 20
-
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """Memory addresses, which differ between processes."""
-
 QUOTED = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"")
 """Text in quotes, as ``repr`` writes it."""
 

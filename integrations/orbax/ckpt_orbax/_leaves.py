@@ -88,31 +88,30 @@ Path = tuple[str | int, ...]
 """Path of a leaf: text for a name, int for a position."""
 
 
-def plain(tree: Any, change: Callable[[Path, Any], Any] | None = None) -> Any:
-    """The tree with dicts, lists, tuples and None for containers; ``change`` may replace each leaf, by path and value."""
-    return _plain(tree, (), change or (lambda _, leaf: leaf))
+Change = Callable[[Path, Any], Any]
+"""What replaces a leaf, by path and value."""
 
 
-def _plain(node: Any, path: Path, change: Callable[[Path, Any], Any]) -> Any:
+def plain(node: Any, change: Change = lambda _, leaf: leaf, path: Path = ()) -> Any:
+    """The tree with dicts, lists, tuples and None for containers; ``change`` may replace each leaf."""
     if node is None:
         return None
     kind = type(node)
     if kind is dict:
-        return _named(((key, value) for key, value in node.items()), path, change)
+        return _named(node.items(), path, change)
     if kind in (list, tuple):
-        children = (_plain(child, (*path, i), change) for i, child in enumerate(node))
-        return list(children) if kind is list else tuple(children)
+        return kind(plain(child, change, (*path, i)) for i, child in enumerate(node))
     pairs = one_level(node)
     if pairs is None:
         return change(path, node)
     if not pairs:
-        return kind() if kind in (dict, list, tuple) else ({} if isinstance(node, dict) else None)
+        return {} if isinstance(node, dict) else None
     if all(isinstance(key, _POSITIONS) for key, _ in pairs):
-        return [_plain(child, (*path, i), change) for i, (_, child) in enumerate(pairs)]
+        return [plain(child, change, (*path, i)) for i, (_, child) in enumerate(pairs)]
     return _named(((key_name(key), child) for key, child in pairs), path, change)
 
 
-def _named(pairs: Any, path: Path, change: Callable[[Path, Any], Any]) -> dict[str, Any]:
+def _named(pairs: Any, path: Path, change: Change) -> dict[str, Any]:
     named: dict[str, Any] = {}
     for key, child in pairs:
         name = str(key)
@@ -120,7 +119,7 @@ def _named(pairs: Any, path: Path, change: Callable[[Path, Any], Any]) -> dict[s
             raise ValueError(
                 f"{path_text(path)}: two keys are {name!r} as text: rename one of them"
             )
-        named[name] = _plain(child, (*path, name), change)
+        named[name] = plain(child, change, (*path, name))
     return named
 
 

@@ -32,10 +32,8 @@ def read(tensor: Any, where: str) -> Any:
 
 def read_live(tensor: Any, where: str) -> Any:
     """``read``, for a tensor that must still have its values: its array was not donated to a compiled step."""
-    if not _torchax.is_jax(tensor):
-        return read(tensor, where)
-    value = tensor.jax()
-    if value.is_deleted():
+    value = read(tensor, where)
+    if isinstance(value, jax.Array) and value.is_deleted():
         raise UnsupportedLeaf(
             f"{where}: its array was donated to a compiled step, so this tensor is dead; the values are in what "
             "the step returned: pass that instead, such as model={**weights, **buffers}",
