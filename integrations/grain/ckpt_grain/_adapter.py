@@ -34,10 +34,8 @@ class GrainAdapter:
     """Every process has its own position, and so its own file."""
 
     def __init__(self) -> None:
-        self._descriptions: weakref.WeakKeyDictionary[Any, dict[str, Any]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._tolerant: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._descriptions = weakref.WeakKeyDictionary[Any, dict[str, Any]]()
+        self._tolerant = weakref.WeakSet[Any]()
 
     def accepts(self, cls: type, /) -> bool:
         """Whether objects of this class are Grain iterators or pipelines."""

@@ -69,9 +69,7 @@ _LEFT_OUT = frozenset(
     )
 )
 # Nodes that do not change the elements, and depend on how the pipeline is run.
-_TRANSPARENT = frozenset(
-    {"_LazyWorkerSliceIterDataset", "_MpContextIterDataset", "WithOptionsIterDataset"}
-)
+_TRANSPARENT = ("_LazyWorkerSliceIterDataset", "_MpContextIterDataset", "WithOptionsIterDataset")
 
 
 def is_elastic(obj: Any) -> bool:
@@ -191,9 +189,8 @@ def _lists_in(source: Any, depth: int = 3, given: bool = True) -> Iterator[str]:
         entries: list[Any] = [] if is_array else list(cast("Sequence[Any]", source))
         leaves = jax.tree.leaves(entries, is_leaf=lambda one: not isinstance(one, (list, tuple)))
         counts = given or any(isinstance(leaf, (str, PurePath)) for leaf in leaves)
-        plain = all(
-            isinstance(one, (str, bytes, int, float, np.number, PurePath)) for one in leaves
-        )
+        kinds = (str, bytes, int, float, np.number, PurePath)
+        plain = all(isinstance(leaf, kinds) for leaf in leaves)
         if is_array or (counts and plain):
             yield text_of(source)
     elif depth and not isinstance(source, (type, Mapping)):

@@ -177,9 +177,7 @@ def handler_for_load(registry: Any, name: str, abstract: Any, saved_by: str | No
     wrote = [kind for kind, _ in registry.get_all_entries() if type_name(kind) == saved_by]
     if not wrote and (saved_by or "").startswith(("orbax.", "ckpt_orbax.")):
         wrote = [kind for kind in _OWN if (saved_by or "").endswith(f".{kind.__name__}")]
-    first = [
-        handler for handler in (by_name, *(kind() for kind in wrote[-1:])) if handler is not None
-    ]
+    first = [one for one in (by_name, *(kind() for kind in wrote[-1:])) if one is not None]
     if abstract is None:
         return first[0] if first else None
     taking = (one for one in [*first, *of_any] if one.is_abstract_handleable(abstract))

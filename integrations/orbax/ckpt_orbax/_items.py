@@ -118,9 +118,7 @@ def args_classes(handler: Any) -> tuple[type[CheckpointArgs], type[CheckpointArg
 
 def items_to_save(wanted: Mapping[str, Any], items: ItemHandlers) -> dict[str, Any]:
     """What ckpt saves for several items, by name, given their arguments."""
-    return {
-        name: item_to_save(name, args, items.of_args(name, args)) for name, args in wanted.items()
-    }
+    return {name: item_to_save(name, one, items.of_args(name, one)) for name, one in wanted.items()}
 
 
 def item_to_save(name: str, args: Any, handler: Any) -> Any:
@@ -201,9 +199,8 @@ def restored_items(
         )
     else:
         asked = {name: (one, items.of_args(name, one)) for name, one in args.items()}
-    return Composite(
-        **{name: restored_item(info, name, *how, options) for name, how in asked.items()}
-    )
+    restored = {name: restored_item(info, name, *how, options) for name, how in asked.items()}
+    return Composite(**restored)
 
 
 def restored_item(

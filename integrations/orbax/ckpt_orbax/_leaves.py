@@ -125,10 +125,8 @@ def _named(pairs: Any, path: Path, change: Change) -> dict[str, Any]:
 
 def one_level(node: Any) -> list[tuple[Any, Any]] | None:
     """(key, child) of each child of a pytree node, None among them; None for a leaf."""
-    found, structure = jax.tree_util.tree_flatten_with_path(
-        node, is_leaf=lambda child: child is not node
-    )
-    return None if structure == _LEAF else [(path[0], child) for path, child in found]
+    found, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda one: one is not node)
+    return None if treedef == _LEAF else [(path[0], child) for path, child in found]
 
 
 _LEAF = jax.tree_util.tree_structure(0)

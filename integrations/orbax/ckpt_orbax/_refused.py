@@ -38,9 +38,8 @@ def refuse_options(shown: str, options: Any, refusals: Refusals) -> None:
 def refuse_logger(call: str, logger: Any) -> None:
     """Raises NotOffered for a logger of Orbax that is given to ``call``."""
     if logger is not None:
-        raise not_offered(
-            f"{call}(logger=)", "Orbax's loggers get Orbax's statistics", _INSTEAD["logging"]
-        )
+        why = "Orbax's loggers get Orbax's statistics"
+        raise not_offered(f"{call}(logger=)", why, _INSTEAD["logging"])
 
 
 _INSTEAD = {

@@ -137,10 +137,8 @@ def load_tree(
         like = plain(target, like_of)
         if misplaced:
             raise ckpt.StructureMismatch(misplaced)
-        unexpected = "ignore" if partial else "error"
-        loaded = ckpt.load(
-            path, like, item=item.name, cast=True, unexpected=unexpected, options=options
-        )
+        rest = "ignore" if partial else "error"
+        loaded = ckpt.load(path, like, item=item.name, cast=True, unexpected=rest, options=options)
     except ckpt.StructureMismatch as error:
         raise TreeMismatchError(
             f"User-provided restore item and on-disk value differ ({item.name or path}): "

@@ -33,10 +33,7 @@ def get_state(module: Any) -> dict[str, Any]:
         for name, value in entries.items()
     }
     # Two torchax tensors may share one array.
-    held = {
-        name: leaf if isinstance(leaf, jax.Array) else entries[name]
-        for name, leaf in leaves.items()
-    }
+    held = entries | {n: leaf for n, leaf in leaves.items() if isinstance(leaf, jax.Array)}
     shared = by_object(held)
     tied = {first: dict.fromkeys(others, True) for first, *others in shared if others}
     state = {names[0]: leaves[names[0]] for names in shared}
