@@ -80,8 +80,7 @@ def require_same(saved: Mapping[str, Any], now: Mapping[str, Any], *, tolerant: 
     counts = saved["processes"] not in (None, count)
     differences = [] if tolerant else list(_differences(saved, now))
     if counts:
-        number = Mismatch("processes", "number", str(saved["processes"]), str(count))
-        differences.insert(0, number)
+        differences[:0] = [Mismatch("processes", "number", str(saved["processes"]), str(count))]
     if differences:
         advice = _COUNT_ADVICE if counts else _ADVICE
         if version != grain.__version__ and not tolerant:

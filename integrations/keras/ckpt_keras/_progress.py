@@ -83,8 +83,7 @@ class Progress:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Sets the fields from a checkpoint; those that it lacks keep their defaults."""
-        known = {name: value for name, value in state.items() if name in vars(self)}
-        vars(self).update(known)
+        vars(self).update({name: one for name, one in state.items() if name in vars(self)})
         self.stopped, self.averages_swapped = bool(self.stopped), bool(self.averages_swapped)
 
 

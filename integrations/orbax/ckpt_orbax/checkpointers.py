@@ -139,8 +139,7 @@ class Checkpointer:
             info = ckpt.inspect(path)
         except ckpt.CheckpointNotFound as error:
             return _items.flat_value(path, self._handler, wanted, error)
-        name = _only_item(info)
-        return _items.restored_item(info, name, wanted, self._handler, self._options)
+        return _items.restored_item(info, _only_item(info), wanted, self._handler, self._options)
 
     def metadata(self, directory: Any) -> StepMetadata:
         """What a checkpoint says of itself, without its arrays; FileNotFoundError if there is none."""

@@ -195,7 +195,7 @@ def by_object(entries: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _is_extra(name: str) -> bool:
-    return name.endswith(_EXTRA) and name.rpartition(".")[2] == _EXTRA
+    return name.rpartition(".")[2] == _EXTRA
 
 
 def _is_meta(value: Any) -> bool:
