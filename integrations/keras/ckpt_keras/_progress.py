@@ -111,15 +111,11 @@ _OF_NUMPY = ("name", "keys", "position", "has_gauss", "gauss")
 
 def random_state(*, torch: bool = False) -> dict[str, Any]:
     """The global generators of numpy and Python, and optionally torch, as arrays and numbers."""
-    version, words, gauss_next = random.getstate()
+    version, words, gauss = random.getstate()
     more = {"torch": np.array(sys.modules["torch"].get_rng_state())} if torch else {}
     return more | {
         "numpy": dict(zip(_OF_NUMPY, np.random.get_state(), strict=True)),
-        "python": {
-            "version": version,
-            "words": np.array(words, np.int64),
-            "gauss_next": gauss_next,
-        },
+        "python": {"version": version, "words": np.array(words, np.int64), "gauss_next": gauss},
     }
 
 

@@ -146,7 +146,7 @@ def preservation_policy(options: CheckpointManagerOptions) -> Any:
     return policies.AnyPreservationPolicy([*kept, best])
 
 
-_DISKS_OF_HOSTS = "for disks of each host, ckpt_core.Checkpointer(local_directory=)"
+_PER_HOST = "for disks of each host, ckpt_core.Checkpointer(local_directory=)"
 _OWN_BARRIERS = "ckpt's processes agree by their own barriers, which name who is missing"
 _REFUSED_ASYNC: Refusals = {"barrier_sync_fn": (None, _OWN_BARRIERS)}
 _REFUSED: Refusals = {
@@ -154,7 +154,7 @@ _REFUSED: Refusals = {
     "enable_per_process_directory_creation": (
         False,
         "all processes write one directory",
-        _DISKS_OF_HOSTS,
+        _PER_HOST,
     ),
     "enable_should_save_is_saving_in_progress_check": (
         True,
@@ -180,7 +180,7 @@ def refuse_processes(
     everyone = active if active is None or len(active) == jax.process_count() else None
     why = "all processes take part in a checkpoint"
     refusals: Refusals = {
-        "primary_host": (0, "process 0 leads", _DISKS_OF_HOSTS),
+        "primary_host": (0, "process 0 leads", _PER_HOST),
         "active_processes": (everyone, why, "save with all of them"),
     }
     if options is not None:
