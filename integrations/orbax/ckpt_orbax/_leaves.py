@@ -86,8 +86,6 @@ def to_shape_dtype_struct(
 
 Path = tuple[str | int, ...]
 """Path of a leaf: text for a name, int for a position."""
-
-
 Change = Callable[[Path, Any], Any]
 """What replaces a leaf, by path and value."""
 
@@ -163,9 +161,7 @@ def leaves_of(tree: Any) -> dict[Path, Any]:
 
 def filled(target: Any, values: dict[Path, Any]) -> Any:
     """``target``, an arbitrary pytree, with each leaf replaced by the value at its path."""
-    found, structure = jax.tree_util.tree_flatten_with_path(target)
-    order = [tuple(_entry(key) for key in path) for path, _ in found]
-    return jax.tree_util.tree_unflatten(structure, [values[path] for path in order])
+    return jax.tree.map_with_path(lambda path, _: values[tuple(map(_entry, path))], target)
 
 
 def _entry(key: Any) -> str | int:
