@@ -154,9 +154,6 @@ def _on_mesh(leaf: Any, mesh: Mesh, annotated: PartitionSpec | None) -> jax.Shap
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
-_Path = tuple[str, ...]
-
-
 def like_params(state: T, params: Any) -> T:
     """The state's shapes and dtypes with the shardings of the parameters: a target for ``load``.
 
@@ -183,22 +180,15 @@ def like_params(state: T, params: Any) -> T:
     def place(path: Any, leaf: Any) -> Any:
         if not hasattr(leaf, "dtype"):
             return leaf
-        twin = _parameter_of(_entries(path), leaf, by_path)
+        names = _entries(path)
+        ends = (by_path.get(names[start:]) for start in range(len(names) + 1))  # the longest first
+        twin = next((one for one in ends if one is not None and one.shape == leaf.shape), None)
         sharding = elsewhere if twin is None else getattr(twin, "sharding", None)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     return jax.tree_util.tree_map_with_path(place, state)
 
 
-def _parameter_of(path: _Path, leaf: Any, by_path: dict[_Path, Any]) -> Any:
-    """The parameter with the longest path that ends the leaf's path; None if there is none."""
-    for start in range(len(path) + 1):
-        parameter = by_path.get(path[start:])
-        if parameter is not None and parameter.shape == leaf.shape:
-            return parameter
-    return None
-
-
-def _entries(path: Any) -> _Path:
+def _entries(path: Any) -> tuple[str, ...]:
     """A JAX key path as texts, because a list of parameters may be a dict in the state."""
     return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)

@@ -220,7 +220,13 @@ def counted_in(model: Any) -> frozenset[str]:
     optimizers = list(_optimizers(model).values())
     wrapped = [one.inner_optimizer for one in optimizers if hasattr(one, "inner_optimizer")]
     objects = [*layers, *optimizers, *wrapped, *(getattr(model, "metrics", None) or ())]
-    return _ALWAYS_COUNTED | {base for each in objects for base in _counted_base(each)}
+    counted = set(_ALWAYS_COUNTED)
+    for each in objects:
+        base = _snake_case(type(each).__name__)
+        # Bidirectional names its two layers after the layer that it wraps.
+        bases = (base, f"forward_{base}", f"backward_{base}")
+        counted.update(one for one in bases if numbered(str(each.name), {one})[1] is not None)
+    return frozenset(counted)
 
 
 def counted_anywhere() -> frozenset[str]:
@@ -229,13 +235,6 @@ def counted_anywhere() -> frozenset[str]:
 
     roots = (keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric)
     return _ALWAYS_COUNTED | {_snake_case(cls.__name__) for root in roots for cls in _below(root)}
-
-
-def _counted_base(obj: Any) -> Iterable[str]:
-    name, base = str(obj.name), _snake_case(type(obj).__name__)
-    # Bidirectional names its two layers after the layer that it wraps.
-    bases = (base, f"forward_{base}", f"backward_{base}")
-    return (each for each in bases if numbered(name, {each})[1] is not None)
 
 
 def _below(cls: type) -> Iterator[type]:
