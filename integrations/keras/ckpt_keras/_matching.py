@@ -24,12 +24,12 @@ from ckpt_keras._slots import (
     NON_TRAINABLE,
     OPTIMIZER,
     TRAINABLE,
+    Parts,
     numbered,
 )
 
 _TAKEN = re.compile(r"@\d+$")
 
-Parts = tuple[str, ...]
 
 Pattern = tuple[tuple[str, int | None], ...]
 """Parts of a name without their numbers, each with its number if its class is one that Keras numbers."""

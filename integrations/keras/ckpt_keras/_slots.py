@@ -15,6 +15,8 @@ METRICS = "metrics_variables"
 MORE_OPTIMIZERS = "more_optimizers"
 """Top-level names of a model's state; the first four are those of ``Model.get_state_tree``."""
 
+Parts = tuple[str, ...]
+"""The parts of a path, or the layers that lead to one."""
 _ALWAYS_COUNTED = frozenset({"variable", "seed_generator"})
 _COUNTED = re.compile(r"(.+)_([1-9]\d*)")
 
@@ -23,7 +25,7 @@ _COUNTED = re.compile(r"(.+)_([1-9]\d*)")
 class Slot:
     """One variable and its place in the state."""
 
-    path: tuple[str, ...]  # names from the top of the state to the leaf
+    path: Parts  # names from the top of the state to the leaf
     variable: Any
 
     @property
@@ -58,9 +60,7 @@ def slots_of_object(obj: Any) -> list[Slot]:
     return list(_named((), obj.variables, suffixes))
 
 
-def _weights(
-    trainable: list[Any], others: list[Any], owners: Mapping[int, tuple[str, ...]]
-) -> list[Slot]:
+def _weights(trainable: list[Any], others: list[Any], owners: Mapping[int, Parts]) -> list[Slot]:
     both = [*trainable, *others]  # together, because freezing must not change the name of a weight
     shared = _shared_paths(both)
     suffixes = {id(each): _beside_path(each, owners.get(id(each), ())) for each in both}
@@ -81,7 +81,7 @@ def _shared_paths(variables: Iterable[Any]) -> set[str]:
     return {path for path, count in counts.items() if count > 1}
 
 
-def _optimizers(model: Any) -> dict[tuple[str, ...], Any]:
+def _optimizers(model: Any) -> dict[Parts, Any]:
     """Place in the state -> optimizer: the compiled one, and those in other attributes."""
     import keras
 
@@ -102,7 +102,7 @@ def _unseen(variables: Iterable[Any], seen: set[int]) -> list[Any]:
 
 
 def _named(
-    prefix: tuple[str, ...],
+    prefix: Parts,
     variables: Iterable[Any],
     suffixes: Mapping[int, str],
     shared: set[str] | None = None,
@@ -112,10 +112,10 @@ def _named(
     """
     variables = list(variables)
     shared = _shared_paths(variables) if shared is None else shared
-    leaves, inner = set[tuple[str, ...]](), set[tuple[str, ...]]()
+    leaves, inner = set[Parts](), set[Parts]()
     for variable in variables:
         *front, last = str(variable.path).split("/")
-        parents: tuple[str, ...] = ()
+        parents: Parts = ()
         for part in front:
             parents = _free((*parents, part), leaves)
             inner.add(parents)
@@ -125,7 +125,7 @@ def _named(
         yield Slot((*prefix, *path), variable)
 
 
-def _free(path: tuple[str, ...], *taken: Set[tuple[str, ...]]) -> tuple[str, ...]:
+def _free(path: Parts, *taken: Set[Parts]) -> Parts:
     candidate, count = path, 1
     while any(candidate in paths for paths in taken):
         count += 1
@@ -133,7 +133,7 @@ def _free(path: tuple[str, ...], *taken: Set[tuple[str, ...]]) -> tuple[str, ...
     return candidate
 
 
-def nested(values: Iterable[tuple[tuple[str, ...], Any]]) -> Any:
+def nested(values: Iterable[tuple[Parts, Any]]) -> Any:
     """Nested dictionaries of values, each of which comes with its path; the value itself if its path is empty."""
     top: dict[str, Any] = {"": {}}
     for path, value in values:
@@ -145,9 +145,9 @@ def nested(values: Iterable[tuple[tuple[str, ...], Any]]) -> Any:
     return top[""]
 
 
-def owners_of(model: Any) -> dict[int, tuple[str, ...]]:
+def owners_of(model: Any) -> dict[int, Parts]:
     """Id of a weight's variable -> the layers that contain it, also those that its path omits; the first place if shared."""
-    found: dict[int, tuple[str, ...]] = {}
+    found: dict[int, Parts] = {}
     for layer, owners in layers_of(model):
         own = [
             *getattr(layer, "_trainable_variables", ()),
@@ -159,11 +159,11 @@ def owners_of(model: Any) -> dict[int, tuple[str, ...]]:
     return found
 
 
-def layers_of(model: Any) -> list[tuple[Any, tuple[str, ...]]]:
+def layers_of(model: Any) -> list[tuple[Any, Parts]]:
     """A model and every layer in it, each once, with the names from below the model to the layer."""
-    found: dict[int, tuple[Any, tuple[str, ...]]] = {}
+    found: dict[int, tuple[Any, Parts]] = {}
 
-    def walk(layer: Any, owners: tuple[str, ...]) -> None:
+    def walk(layer: Any, owners: Parts) -> None:
         if id(layer) not in found:
             found[id(layer)] = (layer, owners)
             # No public method finds layers in attributes.
@@ -249,9 +249,9 @@ def _snake_case(name: str) -> str:
     return to_snake_case(name)
 
 
-def nameless(model: Any) -> frozenset[tuple[str, ...]]:
+def nameless(model: Any) -> frozenset[Parts]:
     """The names that lead to each layer without ``get_config``: Keras makes it again with a name after its class."""
-    found: set[tuple[str, ...]] = set()
+    found: set[Parts] = set()
     for layer, owners in layers_of(model):
         try:
             if owners and "name" not in layer.get_config():
