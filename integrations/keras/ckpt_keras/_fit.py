@@ -221,7 +221,7 @@ class Fit:
             )
 
     def _check_neighbours(self) -> None:
-        """Raises ValueError if another callback of ``fit`` saves into the same directory."""
+        """ValueError if another callback saves into the same directory; warns of tracked ones that ``fit`` does not call."""
         listed, mine = self.inside.callbacks.callbacks, self._arguments.directory
         others = [getattr(one, "_arguments", None) for one in listed if one is not self._callback]
         taken = {place_of(one.directory) for one in others if isinstance(one, Arguments)}
@@ -229,7 +229,10 @@ class Fit:
             raise ValueError(
                 f"two callbacks of one fit save into {mine}: give each a directory of its own"
             )
-        _progress.warn_of_unlisted(self._arguments.track, listed, stacklevel=3)
+        for tracked in self._arguments.track:  # no error: one in the list may call it
+            if not any(tracked is one for one in listed):
+                what = f"track holds a {type(tracked).__name__} that is not in callbacks= of fit"
+                self._warn(f"{what}, which does not call it: pass the same object in both")
 
     def _warn_of_learning_rate(self, restored: float | None) -> None:
         """Warns if the program sets another learning rate than before, which a restored optimizer does not have."""

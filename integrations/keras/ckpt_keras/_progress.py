@@ -10,7 +10,6 @@ import inspect
 import logging
 import random
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -181,16 +180,6 @@ def states_of(callbacks: Sequence[Any]) -> dict[str, Any]:
     ``__init__``. The code sets arguments, so a changed ``patience`` takes effect after a restart.
     """
     return {name: _state_of(callback) for name, callback in _numbered(callbacks)}
-
-
-def warn_of_unlisted(callbacks: Sequence[Any], listed: Sequence[Any], stacklevel: int) -> None:
-    """Warns of tracked callbacks that ``fit`` does not call: what is saved of them never changes."""
-    # No error: a callback that one in the list calls is not in it either.
-    for callback in callbacks:
-        if not any(callback is one for one in listed):
-            what = f"track holds a {type(callback).__name__} that is not in callbacks= of fit"
-            advice = "which does not call it: pass the same object in both"
-            warnings.warn(f"{what}, {advice}", UserWarning, stacklevel=stacklevel + 1)
 
 
 def set_states(callbacks: Sequence[Any], states: dict[str, Any]) -> None:
