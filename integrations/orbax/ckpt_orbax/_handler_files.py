@@ -135,11 +135,11 @@ def _from_all(value: Any) -> list[Any]:
     return [json.loads(bytes(row[:size])) for row, size in zip(rows, sizes, strict=True)]
 
 
-def run(work: Callable[[], Awaitable[Any]]) -> Any:
-    """The result of a coroutine; also where an event loop runs already."""
+def run(work: Callable[..., Awaitable[Any]], *arguments: Any, **named: Any) -> Any:
+    """The result of an asynchronous function; also where an event loop runs already."""
 
     async def awaited() -> Any:
-        return await work()
+        return await work(*arguments, **named)
 
     try:
         asyncio.get_running_loop()

@@ -179,7 +179,7 @@ def _save_files(handler: Any, directory: Any, args: Any) -> None:
     """Lets a handler of the user write into a directory, and waits for what it leaves to do."""
     given, named = as_call(args)
     if inspect.iscoroutinefunction(getattr(handler, "async_save", None)):
-        for future in run(lambda: handler.async_save(directory, *given, **named)) or ():
+        for future in run(handler.async_save, directory, *given, **named) or ():
             future.result()
     else:
         handler.save(directory, *given, **named)

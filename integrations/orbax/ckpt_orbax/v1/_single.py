@@ -381,7 +381,7 @@ def written_by(handler: Any, value: Any) -> ckpt.Files:
         if background is not None:
             await background
 
-    files = written(type(handler), lambda directory: run(lambda: save(directory)))
+    files = written(type(handler), functools.partial(run, save))
     if isinstance(handler, handlers.StatefulCheckpointableHandler):
         files.orbax_handler = _STATEFUL
     return files
@@ -421,7 +421,7 @@ def load_item(
     async def load(directory: Any) -> Any:
         return await (await handler.load(directory, target))
 
-    return with_directory(loaded, lambda directory: run(lambda: load(directory)))
+    return with_directory(loaded, functools.partial(run, load))
 
 
 def _handler(name: str, target: Any, context: Context, wrote: str | None) -> Any:
@@ -442,7 +442,7 @@ def describe_item(info: CheckpointInfo, name: str, context: Context) -> Any:
     handler = _handler(name, None, context, saved_by(info, name, files))
     if handler is None:
         return None
-    return with_directory(files, lambda directory: run(lambda: handler.metadata(directory)))
+    return with_directory(files, functools.partial(run, handler.metadata))
 
 
 save_pytree, save_pytree_async = deprecated(save), deprecated(save_async)
