@@ -214,9 +214,9 @@ def load_checkpointables(path: Any, abstract_checkpointables: Any = None) -> dic
         if info.items[name].form == "tree":
             loaded[name] = _load_tree(info, name, target, context, options)
         elif info.items[name].form == "process":
-            live[name] = needed(name, target)
+            live[name] = _needed(name, target)
         else:
-            loaded[name] = load_item(info, name, target, context, options)
+            loaded[name] = _load_item(info, name, target, context, options)
     if live:  # last, when nothing can fail any more but these
         ckpt.restore(info.path, items=live, options=options)
     return {name: live.get(name, loaded.get(name)) for name in targets}
@@ -279,7 +279,7 @@ def checkpointables_metadata(path: Any) -> CheckpointMetadata[dict[str, Any]]:
     """As ``metadata``, for each checkpointable; None for those without a description."""
 
     def describe(info: CheckpointInfo, context: Context) -> dict[str, Any]:
-        return {name: describe_item(info, name, context) for name in info.items}
+        return {name: _describe_item(info, name, context) for name in info.items}
 
     return _metadata(path, describe)
 
@@ -339,7 +339,7 @@ def _item(name: str, value: Any, context: Context) -> Any:
         return stored(value, context)
     if isinstance(handler, handlers.JsonHandler):
         return ckpt.Json(value)
-    return written_by(handler, value)
+    return _written_by(handler, value)
 
 
 def check_state(state: Any) -> None:
@@ -373,7 +373,7 @@ class Directory:
         return self.path
 
 
-def written_by(handler: Any, value: Any) -> ckpt.Files:
+def _written_by(handler: Any, value: Any) -> ckpt.Files:
     """The files that a handler writes."""
 
     async def save(directory: Any) -> None:
@@ -387,7 +387,7 @@ def written_by(handler: Any, value: Any) -> ckpt.Files:
     return files
 
 
-def needed(name: str, target: Any) -> Any:
+def _needed(name: str, target: Any) -> Any:
     """``target``, an object to set; raises ValueError if there is none."""
     if target is None:
         raise ValueError(
@@ -397,7 +397,7 @@ def needed(name: str, target: Any) -> Any:
     return target
 
 
-def load_item(
+def _load_item(
     info: CheckpointInfo, name: str, target: Any, context: Context, options: ckpt.Options
 ) -> Any:
     """A checkpointable that is no pytree."""
@@ -416,7 +416,7 @@ def load_item(
             "ocp.handlers.register_handler; ckpt_core.load gives the files themselves"
         )
     if isinstance(handler, handlers.StatefulCheckpointableHandler):
-        needed(name, target)
+        _needed(name, target)
 
     async def load(directory: Any) -> Any:
         return await (await handler.load(directory, target))
@@ -432,7 +432,7 @@ def _handler(name: str, target: Any, context: Context, wrote: str | None) -> Any
     return None if isinstance(handler, handlers.FORMS) else handler
 
 
-def describe_item(info: CheckpointInfo, name: str, context: Context) -> Any:
+def _describe_item(info: CheckpointInfo, name: str, context: Context) -> Any:
     """The tree of an item with a description at each leaf, or what its handler says of it; None without one."""
     if info.items[name].form == "tree":
         return tree_of(info.items[name])
