@@ -67,30 +67,23 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "_adapters": ("Adapter", "Stateful", "register"),
-    "_background": ("PendingLoad", "PendingSave"),
-    "_errors": (
-        *("BarrierTimeout", "CheckpointCorrupt", "CheckpointError", "CheckpointExists"),
-        *("CheckpointNotFound", "ForkedProcess", "GraceExceeded", "Mismatch"),
-        *("RestoredValueIgnored", "StructureMismatch", "UnsupportedLeaf"),
-    ),
-    "_format.rules": ("Rule",),
-    "_items": ("Files", "Json", "SavedFiles"),
-    "_load": ("load", "load_async", "restore"),
-    "_operation": ("Event",),
-    "_options": ("Options",),
-    "_publish": ("Follower", "Publisher"),
-    "_replayed": ("Replayed",),
-    "_results": (
-        *("CheckpointInfo", "ItemInfo", "LeafInfo", "Problem"),
-        *("Restored", "RestoredStep", "RestoreReport", "VerifyReport"),
-    ),
-    "_run.checkpointer": ("Checkpointer",),
-    "_save": ("save", "save_async"),
-    "_save.pieces": ("writer",),
-    "_verify": ("inspect", "verify"),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+    "_adapters": "Adapter Stateful register",
+    "_background": "PendingLoad PendingSave",
+    "_errors": "BarrierTimeout CheckpointCorrupt CheckpointError CheckpointExists CheckpointNotFound"
+    " ForkedProcess GraceExceeded Mismatch RestoredValueIgnored StructureMismatch UnsupportedLeaf",
+    "_format.rules": "Rule",
+    "_items": "Files Json SavedFiles",
+    "_load": "load load_async restore",
+    "_operation": "Event",
+    "_options": "Options",
+    "_publish": "Follower Publisher",
+    "_replayed": "Replayed",
+    "_results": "CheckpointInfo ItemInfo LeafInfo Problem Restored RestoredStep RestoreReport VerifyReport",
+    "_run.checkpointer": "Checkpointer",
+    "_save": "save save_async",
+    "_save.pieces": "writer",
+    "_verify": "inspect verify",
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 _MODULES = {
     "convert": "ckpt_core.convert",

@@ -23,25 +23,23 @@ from ckpt_core._errors import CheckpointError, drop_locals
 from ckpt_core._fork import HOME, forked
 from ckpt_core._platform import LINUX
 
-_HEAD_START_SECS = 0.1
-"""Maximum wait of a new thread for its starter to continue; an interrupt may prevent the flag."""
+_HEAD_START_SECS = 0.1  # maximum wait of a new thread for its starter to continue
 
 
 class Pending:
-    """Work in a daemon thread, for which interpreter exit waits in ``_finish``: ``threading`` would lose a first Ctrl-C.
-    ``low``: at lowest priority. The first caller that asks gets the error of the work, and this object lets go
-    of it; ``result`` keeps a copy for its next caller.
+    """Work in a daemon thread, of lowest priority if ``low``, for which interpreter exit waits: ``threading`` would lose
+    a first Ctrl-C. The first caller that asks gets the error of the work; ``result`` keeps a copy for its next caller.
     """
 
     def __init__(self, path: str, work: Callable[[], Any], name: str, *, low: bool = False) -> None:
         self.path = path
-        self._work: Callable[[], Any] | None = work
+        self._work = work
         self._value: Any = None
         self._error: BaseException | None = None
         self.unreported: BaseException | None = None  # the error, until a caller has received it
         self.ended = self._failed = False  # ended: as done(), for those who ask often
         self._claim = threading.Lock()  # taken once: by the work's thread or by abandon
-        self._abandoned = self._launched = False
+        self._abandoned = self.launched = False
         self._ident: int | None = None
         self._low = low
         self._caller_left, self._ended = threading.Event(), threading.Event()
@@ -54,7 +52,7 @@ class Pending:
             self._run_here()
             _report_failures()
             return
-        self._launched = True
+        self.launched = True
         try:
             self._thread.start()
         except RuntimeError:
@@ -68,14 +66,10 @@ class Pending:
         if self._claim.acquire(blocking=False):
             self._abandoned = self._failed = True
             self._error = CheckpointError(f"{self.path}: was never started")
-            self._work = None
+            del self._work
             unfinished.discard(self)
             self._end()
         return self._abandoned
-
-    def _run_here(self) -> None:
-        if self._claim.acquire(blocking=False):
-            self._do()
 
     def _run(self) -> None:
         # Let the caller continue first: otherwise it may wait a whole GIL switch interval.
@@ -84,17 +78,18 @@ class Pending:
             give_way()
         self._run_here()
 
-    def _do(self) -> None:
+    def _run_here(self) -> None:
+        if not self._claim.acquire(blocking=False):
+            return
         self._ident = threading.get_ident()
         try:
-            if self._work is not None:
-                self._value = self._work()
+            self._value = self._work()
         except BaseException as error:
             drop_locals(error)
             self._error = self.unreported = error
             self._failed = True
         finally:
-            self._work = None
+            del self._work
             if self._error is None or isinstance(self, PendingLoad):
                 unfinished.discard(self)  # nothing to report at exit
             self._end()
@@ -126,19 +121,6 @@ class Pending:
     def is_this_thread(self) -> bool:
         """Whether the current thread is the one that runs the work."""
         return threading.get_ident() == self._ident and not self.ended
-
-    def raise_unreported(self, note: str) -> None:
-        """Raises the error of the work with ``note`` added, if no caller has received it; drops the reference to it."""
-        error = self.unreported
-        if error is None:
-            return
-        if note not in getattr(error, "__notes__", ()):  # an interrupted call has added it already
-            error.add_note(note)
-        try:
-            self._error = self.unreported = None
-            raise error
-        finally:
-            del error  # its traceback refers to this frame: break the reference cycle
 
     def take_error(self) -> BaseException | None:
         """Returns the error, if no caller has received it, and marks it as received."""
@@ -211,12 +193,10 @@ unfinished: set[Pending] = set()
 
 
 def wait_for_saves(place: str, timeout_secs: float, but: Collection[Pending | None] = ()) -> None:
-    """Blocks until no background save of this process, but for these, writes what is at a path, above it or below. A failure is
-    left to whoever began the save. A thread that saves waits for no other one, which may wait for it.
-    """
+    """Blocks until no background save of this process, but for these, writes at a path, above it or below."""
     saves = [one for one in list(unfinished) if isinstance(one, PendingSave) and _is_running(one)]
     if any(one.is_this_thread() for one in saves):
-        return
+        return  # another save may wait for the one of this thread
     for one in saves:
         if one not in but and _overlap(place, one.path) and not one.wait(timeout_secs):
             raise CheckpointError(
@@ -257,9 +237,7 @@ def nobody_is_left() -> bool:
 
 
 def _finish() -> None:
-    """Exit handler: blocks until no save or load is running. The first interrupt (Ctrl-C, or a signal handler that
-    calls ``sys.exit``) prints which saves are still running; the second one abandons them and exits with code 1.
-    """
+    """Exit handler: blocks until nothing is running. The first interrupt names the saves, the second one abandons them."""
     if os.getpid() != HOME.pid:
         return  # in a forked child: the saves belong to its parent
     interrupted = False
@@ -268,19 +246,19 @@ def _finish() -> None:
             running[0].wait()
         except BaseException:
             saves = [one.path for one in running if isinstance(one, PendingSave)]
+            said = "is still being saved; interrupt again to end without it"
             if interrupted:
-                _give_up(saves)
-            interrupted = True
+                said = "was not saved: interrupted at exit"
             for path in saves:
-                print(
-                    f"ckpt: {path} is still being saved; interrupt again to end without it",
-                    file=sys.stderr,
-                )
+                print(f"ckpt: {path} {said}", file=sys.stderr)
+            if interrupted:
+                _exit_with_failure()
+            interrupted = True
 
 
 def _is_running(pending: Pending) -> bool:
     # Work whose thread was never launched would never end.
-    return pending._launched and not pending.ended  # pyright: ignore[reportPrivateUsage]
+    return pending.launched and not pending.ended
 
 
 def _finish_last() -> None:
@@ -304,16 +282,8 @@ def _report_failures() -> None:
     _exit_with_failure()
 
 
-def _give_up(paths: list[str]) -> None:
-    for path in paths:
-        print(f"ckpt: {path} was not saved: interrupted at exit", file=sys.stderr)
-    _exit_with_failure()
-
-
 def _exit_with_failure() -> None:
     """Ends the process with code 1; an exit handler can set the code only with os._exit."""
-    import logging
-
     sys.stdout.flush()
     sys.stderr.flush()
     logging.shutdown()
@@ -330,9 +300,7 @@ Job = tuple["Future[Any]", Callable[[], Any]]
 
 
 class Workers:
-    """A thread pool for the duration of a ``with`` block, which waits for the threads at its end, or of several. Where no thread can start,
-    as for a save that an ``atexit`` handler begins, ``submit`` makes each call itself.
-    """
+    """Threads for a ``with`` block, which waits for them. Where none can start, as at exit, ``submit`` makes each call."""
 
     def __init__(self, count: int, name: str) -> None:
         self._count = count
@@ -404,12 +372,10 @@ def give_way() -> None:
     if LINUX:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_NICE)
     else:
-        _say_that_it_has_no_effect()
+        _warn_once(
+            "Options.background_priority='low' has no effect on this system, where threads have no priority of their own: "
+            "background saves take cores as the training step does"
+        )
 
 
-@functools.cache  # once for each process
-def _say_that_it_has_no_effect() -> None:
-    logging.getLogger("ckpt_core").warning(
-        "Options.background_priority='low' has no effect on this system, where threads have no priority of their own: "
-        "background saves take cores as the training step does"
-    )
+_warn_once = functools.cache(logging.getLogger("ckpt_core").warning)

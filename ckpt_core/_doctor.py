@@ -1,7 +1,4 @@
-"""What most often goes wrong on a machine: measures where checkpoints are to be, and says a sentence for each thing that is wrong.
-
-What is written to measure is deleted again.
-"""
+"""What most often goes wrong where checkpoints are to be: measures it, and has a sentence for each thing."""
 
 from __future__ import annotations
 
@@ -18,21 +15,12 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from importlib import metadata
+from itertools import zip_longest
 from pathlib import PurePath
 from typing import Literal
 
-from ckpt_core._directory import (
-    SIGNS,
-    Trace,
-    exchange,
-    file_system_of,
-    has_sign,
-    hidden_names,
-    locks_work_in,
-    mounted_bucket,
-    remove,
-    sync_file,
-)
+from ckpt_core import _directory
+from ckpt_core._directory import hidden_names
 from ckpt_core._platform import ROOTS, WINDOWS
 from ckpt_core._storage import Location, open_keys
 from ckpt_core._words import size
@@ -66,41 +54,31 @@ _note, _problem = partial(Finding, "note"), partial(Finding, "problem")
 
 
 def floors() -> dict[str, str]:
-    """Oldest version of each package that this one works with, by its own metadata; empty if it is not installed."""
+    """Oldest version of each package that this one works with, by its metadata, if it is installed."""
     try:
         asked = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
         return {}
-    found: dict[str, str] = {}
-    for line in asked:
-        if ("extra" not in line or _EXTRAS.search(line)) and (floor := _FLOOR.match(line)):
-            found[floor[1].lower().replace("_", "-")] = floor[2]
-    return found
+    lines = (line for line in asked if "extra" not in line or _EXTRAS.search(line))
+    found = filter(None, map(_FLOOR.match, lines))
+    return {floor[1].lower().replace("_", "-"): floor[2] for floor in found}
 
 
 def installed() -> dict[str, str]:
     """Versions of the packages that matter, as far as they are installed."""
     found: dict[str, str] = {}
     for name in (DISTRIBUTION, *floors(), *_OTHERS):
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
-def numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version, without zeros at the end: ``0.12.0rc1`` is ``(0, 12)``."""
-    leading = re.match(r"[0-9.]*", version)
-    found = [int(part) for part in re.findall("[0-9]+", leading[0] if leading else "")]
-    while found and found[-1] == 0:
-        found.pop()
-    return tuple(found)
-
-
 def is_older(version: str, floor: str) -> bool:
-    """Whether a version is below a floor; ``2`` and ``2.0`` are one version."""
-    return numbers(version) < numbers(floor)
+    """Whether a version is below a floor, by their leading numbers; ``2`` and ``2.0`` are one version."""
+    leading = (re.split("[^0-9.]", one)[0] for one in (version, floor))
+    have, wanted = (map(int, re.findall("[0-9]+", one)) for one in leading)
+    pairs = zip_longest(have, wanted, fillvalue=0)
+    return next((one < other for one, other in pairs if one != other), False)
 
 
 def of_versions(installed: Mapping[str, str], floors: Mapping[str, str]) -> Iterator[Finding]:
@@ -114,7 +92,7 @@ def of_versions(installed: Mapping[str, str], floors: Mapping[str, str]) -> Iter
         text = f"jaxlib {jaxlib} is newer than jax {jax}, which does not import it: install both at one version"
         yield _problem("versions", text)
     torch = installed.get("torch")
-    if torch and installed.get("torchax") == "0.0.13" and numbers(torch) >= (2, 13):
+    if torch and installed.get("torchax") == "0.0.13" and not is_older(torch, "2.13"):
         text = (
             f"torchax 0.0.13 cannot be imported with torch {torch}: call ckpt_torchax.shim.install() before it, or "
             "install torch<2.13"
@@ -127,8 +105,15 @@ def of_disk(disk: Disk, step_bytes: int) -> Iterator[Finding]:
     if WINDOWS:
         text = "on Windows, checkpoints in directories are read, and saved to object stores only (s3://, gs://)"
         yield _note("disk", text)
-        yield from _of_clock(disk.clock_ahead_secs)
-        return
+    else:
+        yield from _of_posix(disk, step_bytes)
+    if abs(ahead_secs := disk.clock_ahead_secs) > _CLOCK_SECS:
+        where = f"{abs(ahead_secs):.0f} s {'ahead of' if ahead_secs > 0 else 'behind'}"
+        text = "the age of other machines' unfinished saves is misjudged by that; synchronize them (NTP)"
+        yield _problem("clock", f"the file system's clock is {where} this machine's: {text}")
+
+
+def _of_posix(disk: Disk, step_bytes: int) -> Iterator[Finding]:
     if disk.free_bytes is not None and disk.free_bytes < step_bytes:
         yield _problem("disk", f"{size(disk.free_bytes)} are free: saves will fail")
     if disk.free_inodes is not None and disk.free_inodes < _LOW_INODES:
@@ -150,15 +135,12 @@ def of_disk(disk: Disk, step_bytes: int) -> Iterator[Finding]:
     if not disk.locks:
         text = "a second lock of one file is granted: nothing here keeps two writers apart, or a deletion from a reader"
         yield _problem("locks", f"{text}. Let one job write to one directory")
-    yield from _of_clock(disk.clock_ahead_secs)
 
 
 def _of_kind(disk: Disk) -> str:
     """What is to be known of a file system of this kind."""
-    if disk.mounted_by is not None:
-        return (
-            f"a bucket that {disk.mounted_by} mounts: its URL (gs:// or s3://) is safer and faster"
-        )
+    if mount := disk.mounted_by:
+        return f"a bucket that {mount} mounts: its URL (gs:// or s3://) is safer and faster"
     if disk.file_system in ("tmpfs", "ramfs"):
         return "in memory: nothing here outlives a restart of the machine"
     if disk.file_system in _NETWORK or disk.file_system.startswith("fuse"):
@@ -172,16 +154,6 @@ def _of_kind(disk: Disk) -> str:
         "the kind of the file system is not known here: files are read instead of memory-mapped, and a bucket "
         "that is mounted as a directory may be taken for a disk; use its URL (gs:// or s3://)"
     )
-
-
-def _of_clock(ahead_secs: float) -> Iterator[Finding]:
-    if abs(ahead_secs) > _CLOCK_SECS:
-        where = f"{abs(ahead_secs):.0f} s {'ahead of' if ahead_secs > 0 else 'behind'}"
-        text = (
-            f"the file system's clock is {where} this machine's: the age of other machines' unfinished saves is misjudged "
-            "by that; synchronize them (NTP)"
-        )
-        yield _problem("clock", text)
 
 
 def of_store(store: Store) -> Iterator[Finding]:
@@ -199,7 +171,7 @@ def of_store(store: Store) -> Iterator[Finding]:
 
 
 def of_missing(path: str, measured: str) -> Iterator[Finding]:
-    """What is said of a directory that does not exist, in whose place another one was measured."""
+    """A note about a directory that does not exist, for which another one was measured."""
     if not os.path.exists(path):
         parent, name = os.path.split(path)
         beside = os.listdir(parent) if os.path.isdir(parent) else []
@@ -209,9 +181,9 @@ def of_missing(path: str, measured: str) -> Iterator[Finding]:
 
 
 def of_directory(
-    traces: Iterable[Trace], garbage: Sequence[str], strays: Iterable[str], path: str
+    traces: Iterable[_directory.Trace], garbage: Sequence[str], strays: Iterable[str], path: str
 ) -> Iterator[Finding]:
-    """Who writes to a directory, what the dead left in it, and its steps of another history, in a sentence each."""
+    """Who writes to a directory, what the dead left in it, and its steps of another history."""
     for trace in traces:
         if trace.kind == "writer":
             who = trace.whose or "a process"
@@ -262,7 +234,7 @@ class Store:
 
 
 def probe(path: str, local: bool, probe_bytes: int) -> Disk | Store:
-    """Measures a place, or the first above it that is in no checkpoint, with round trips and one file of ``probe_bytes``."""
+    """Measures a place, or the first above it that is in no checkpoint, with one file of ``probe_bytes``."""
     if path.startswith(ROOTS):
         return _probe_disk(path, probe_bytes)
     return _probe_store(_outside(Location(path, local)), probe_bytes)
@@ -270,7 +242,7 @@ def probe(path: str, local: bool, probe_bytes: int) -> Disk | Store:
 
 def _probe_disk(path: str, probe_bytes: int) -> Disk:
     for around in (path, *map(str, PurePath(path).parents)):
-        if has_sign(around) or not os.path.isdir(around):
+        if _directory.has_sign(around) or not os.path.isdir(around):
             path = os.path.dirname(around)
     free_bytes, free_inodes = _free(path)
     # named as an unfinished save of this process: if it is killed here, the next clean-up deletes it
@@ -288,8 +260,8 @@ def _probe_disk(path: str, probe_bytes: int) -> Disk:
         sync_secs = statistics.median(_secs(lambda: _write(small, 4096)) for _ in range(_SYNCS))
         return Disk(
             directory=path,
-            file_system=file_system_of(path),
-            mounted_by=mounted_bucket(path),
+            file_system=_directory.file_system_of(path),
+            mounted_by=_directory.mounted_bucket(path),
             free_bytes=free_bytes,
             free_inodes=free_inodes,
             write_bytes_per_sec=probe_bytes / write_secs,
@@ -298,11 +270,11 @@ def _probe_disk(path: str, probe_bytes: int) -> Disk:
             sync_secs=sync_secs,
             clock_ahead_secs=os.stat(small).st_mtime - time.time(),
             hard_links=_works(lambda: os.link(file, f"{file}.link")),
-            exchanges=_works(lambda: exchange(*swapped)),
-            locks=locks_work_in(folder),
+            exchanges=_works(lambda: _directory.exchange(*swapped)),
+            locks=_directory.locks_work_in(folder),
         )
     finally:
-        remove(folder)
+        _directory.remove(folder)
 
 
 def _free(path: str) -> tuple[int | None, int | None]:
@@ -319,7 +291,7 @@ def _write(path: str, count: int) -> None:
         left = count
         while left > 0:
             left -= file.write(block[:left])
-        sync_file(file.fileno())
+        _directory.sync_file(file.fileno())
 
 
 def _forget(path: str) -> bool:
@@ -328,7 +300,7 @@ def _forget(path: str) -> bool:
         return False
     with open(path, "rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return file_system_of(path) not in ("tmpfs", "ramfs")
+    return _directory.file_system_of(path) not in ("tmpfs", "ramfs")
 
 
 def _read(path: str) -> None:
@@ -371,13 +343,13 @@ def _outside(location: Location) -> Location:
     outside, parts = location, location.path.split("/")
     for count in range(len(parts), 3, -1):  # down to the bucket: scheme, nothing, name
         keys = open_keys(replace(location, path="/".join(parts[:count])))
-        if any(keys.get(sign, first_bytes=1) is not None for sign in SIGNS):
+        if any(keys.get(sign, first_bytes=1) is not None for sign in _directory.SIGNS):
             outside = replace(location, path="/".join(parts[: count - 1]))
     return outside
 
 
 def copy_bytes_per_sec(probe_bytes: int) -> float:
-    """Speed at which one thread copies memory into memory that it used before: what a snapshot on the host costs."""
+    """Speed at which one thread copies into memory that it used before, as a snapshot on the host does."""
     source, target = bytes(probe_bytes), bytearray(probe_bytes)
 
     def copy() -> None:

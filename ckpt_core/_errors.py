@@ -128,15 +128,10 @@ class StructureMismatch(CheckpointError, ValueError):
         self, mismatches: Iterable[Mismatch], *, where: str = "", advice: str = ""
     ) -> None:
         self.mismatches = tuple(mismatches)
-        count = len(self.mismatches)
-        place = f" in {where}" if where else ""
-        lines = [
-            f"{count} mismatch{'es' if count != 1 else ''} between checkpoint and target{place}:"
-        ]
-        lines += [f"  {mismatch}" for mismatch in self.mismatches]
-        if advice:
-            lines.append(advice)
-        super().__init__("\n".join(lines))
+        count, place = len(self.mismatches), f" in {where}" if where else ""
+        head = f"{count} mismatch{'es' * (count != 1)} between checkpoint and target{place}:"
+        lines = [head, *(f"  {mismatch}" for mismatch in self.mismatches), advice]
+        super().__init__("\n".join(filter(None, lines)))
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild_mismatch, (self.mismatches, str(self)))
@@ -211,8 +206,8 @@ _TOLD: dict[str, type[CheckpointError]] = {
 
 
 def raised_by_another(kind: str, message: str) -> CheckpointError:
-    """The error to raise here for one of another process, so that all catch the same class; one of the system or of the user's
-    code becomes a CheckpointError, which no handler takes for one of this process.
+    """The error to raise here for one of another process, of the same class; one of the system or of the user's code becomes a
+    CheckpointError, which no handler takes for one of this process.
     """
     if kind == "StructureMismatch":
         return _rebuild_mismatch((), message)
@@ -233,7 +228,7 @@ def at_the_call(error: T) -> T:
 
 
 def drop_locals(error: BaseException) -> None:
-    """Clears the locals, which may hold a whole training state, of the tracebacks of an error and its causes; running frames stay."""
+    """Clears the locals, which may hold a training state, of the tracebacks of an error and its causes."""
     seen: set[int] = set()
     chain: list[BaseException | None] = [error]
     while chain:
@@ -264,7 +259,7 @@ def mark_agreed(error: BaseException, kind: str) -> None:
 
 
 def agreed_kind(error: BaseException) -> str:
-    """The class of the failure for which every process raises; empty if they do not all know of it, or cannot go on together."""
+    """The class of the failure for which every process raises; empty if not all know of it."""
     found: BaseException | None = error
     while found is not None and not getattr(found, _AGREED, ""):
         found = found.__cause__  # it was raised again with more of a message

@@ -30,10 +30,8 @@ from ckpt_core._platform import NO_LINK, READ
 BLOCK_BYTES = 4 * MIB
 IDLE_SECS = 30.0
 """Maximum time in which a connection moves no byte, on either side."""
-_MOST_REASON = 100
-"""Maximum length of what is repeated of a refusal."""
-_MOST_CONNECTIONS = 32
-"""Further ones are refused, and their processes try another source, or later."""
+_MOST_REASON = 100  # maximum length of what is repeated of a refusal
+_MOST_CONNECTIONS = 32  # further ones are refused, and their processes try another source, or later
 _PATH = re.compile(r"/(\d{1,19})/([0-9A-Za-z]{1,64})/(\d{1,8})/(\d{1,8})")
 _NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL})
 """Errors of ``open_plain`` that say that a file is not there, or is none; others, that it cannot be read now."""
@@ -55,18 +53,15 @@ def route_to(host: str) -> str | None:
 
 
 def far_route(everyone: Sequence[tuple[str, str | None]]) -> str | None:
-    """On process 0, from the network namespace of each process and its route to the coordinator: the first route that is not
-    loopback, empty if there is none; None if all processes are in one namespace.
-    """
+    """On process 0: the first route that is not loopback, else empty; None if all processes are in one network namespace."""
     if len({network for network, _ in everyone}) == 1:
         return None
     return next((one for _, one in everyone if one and not _is_loopback(one)), "")
 
 
 def choose_address(mine: str | None, far: str | None) -> str | None:
-    """The address at which a process listens; None if it has none that others could reach. In one network namespace
-    that is loopback. Otherwise it is ``mine``, the route to the coordinator; where that is loopback, as on the
-    coordinator's own host, the route to a process elsewhere.
+    """The address at which a process listens; None if no other could reach it. In one network namespace that is loopback,
+    else ``mine``, the route to the coordinator; on the coordinator's own host, the route to a process elsewhere.
     """
     if far is None:
         return _LOOPBACK
@@ -91,24 +86,17 @@ class Lacking(ConnectionError):
     """The peer was reached, and does not have the part: asked once more, it would say so again."""
 
 
-def _authorization(secret: str) -> str:
-    """The header by which a request shows that it comes from this job."""
-    return f"Bearer {secret}"
-
-
 class Connection:
-    """A connection to a peer, from which files are fetched one after the other. It fails if no byte comes for ``idle_secs``."""
+    """A connection to a peer, to fetch one file after the other. It fails if no byte comes for ``idle_secs``."""
 
     def __init__(self, address: str, port: int, secret: str, idle_secs: float = IDLE_SECS) -> None:
         self._used = time.monotonic()
         self._where = f"{address}:{port}"
-        self._headers = {"Authorization": _authorization(secret)}
+        self._headers = {"Authorization": f"Bearer {secret}"}
         self._http = http.client.HTTPConnection(address, port, timeout=idle_secs)
 
     def pieces(self, key: Key, position: int) -> Iterator[bytes]:
-        """The content of one file, block by block. Raises Lacking if the peer does not have the file, ConnectionError
-        if it does not answer, cannot read the file, or stopped midway.
-        """
+        """The content of one file, in blocks; Lacking if the peer has none, ConnectionError if it does not give all."""
         step, token, writer = key
         try:
             if time.monotonic() - self._used > IDLE_SECS / 2:
@@ -140,7 +128,6 @@ class Connection:
             raise ConnectionError(f"{self._where}: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """Closes it."""
         self._http.close()
 
 
@@ -168,7 +155,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def __init__(self, address: str, secret: str, served: ServedParts) -> None:
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self.authorized = _authorization(secret).encode()
+        self.authorized = f"Bearer {secret}".encode()
         self.served = served
         self._last_used = time.monotonic()
         self._open = set[Any]()  # connections
@@ -182,7 +169,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     @property
     def last_used(self) -> float:
-        """When somebody was last connected, by the monotonic clock. One that moves no byte is cut off after ``IDLE_SECS``."""
+        """When somebody was last connected, by the monotonic clock."""
         with self._lock:
             return time.monotonic() if self._open else self._last_used
 
@@ -256,15 +243,11 @@ class _Handler(BaseHTTPRequestHandler):
                 self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, why)
             return
         with file:
-            self._send(file)
-
-    def _send(self, file: Any) -> None:
-        size_bytes = os.fstat(file.fileno()).st_size
-        self._answer(HTTPStatus.OK, size_bytes)
-        if size_bytes and self.connection.sendfile(file, 0, size_bytes) < size_bytes:
-            self.close_connection = (
-                True  # it became shorter: the receiver sees that bytes are missing
-            )
+            size_bytes = os.fstat(file.fileno()).st_size
+            self._answer(HTTPStatus.OK, size_bytes)
+            if size_bytes and self.connection.sendfile(file, 0, size_bytes) < size_bytes:
+                # it became shorter: the receiver sees that bytes are missing
+                self.close_connection = True
 
     def _refuse(self, status: HTTPStatus, reason: str | None = None) -> None:
         self.close_connection = True

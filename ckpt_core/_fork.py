@@ -37,20 +37,15 @@ def forked() -> ForkedProcess:
 
 def _look_for_threads() -> None:
     """Before a fork: somebody else may have used TensorStore, whose threads the child would wait for."""
-    if not HOME.is_used and "tensorstore" in sys.modules and _runs_tensorstore():
-        HOME.is_used = True
-
-
-def _runs_tensorstore() -> bool:
+    if HOME.is_used or "tensorstore" not in sys.modules:
+        return
     try:
         threads = os.listdir("/proc/self/task")
-    except OSError:  # a system that does not say it
-        return True
+    except OSError:
+        threads, HOME.is_used = list[str](), True  # a system that does not say it
     for thread in threads:
         with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm") as file:
-            if file.read().startswith("ts_"):
-                return True
-    return False
+            HOME.is_used |= file.read().startswith("ts_")
 
 
 def _become_home() -> None:

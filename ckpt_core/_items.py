@@ -103,10 +103,8 @@ class SavedFiles:
         read: Callable[[str], bytes],
         copy: Callable[[str], None],
     ) -> None:
-        self._where = where
+        self._where, self._read, self._copy = where, read, copy
         self._sizes = dict(sorted(sizes.items()))
-        self._read = read
-        self._copy = copy
 
     def names(self) -> list[str]:
         """Paths of the files, relative to the directory that was saved, with ``/`` between names."""

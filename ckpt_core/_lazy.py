@@ -1,4 +1,4 @@
-"""jax, imported at first use: its import takes a second or more; ``inspect`` does not need it."""
+"""Modules that are imported at first use: jax takes a second or more, and ``inspect`` does not need it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One save or load as it goes: what is being done, how many bytes, and the events that listeners get.
 
-If it takes unexpectedly long, reports say where it is, whom it waits for, and at last the stacks of its threads. The thread that
-reports touches no file and waits for nobody: what hangs may be the file system itself, so the work notes how far it is.
+If it takes long, reports say where it is, whom it waits for, and at last the stacks of its threads. The thread that reports
+touches no file and waits for nobody: what hangs may be the file system itself, so the work notes how far it is.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ Listener = Callable[[Event], None]
 
 
 def tell(event: Event, listener: Listener | None) -> None:
-    """Sends an event to the listener and, unless it is a progress or slow event, to jax.monitoring:
-    the duration ``/ckpt/<kind>`` and the scalar ``/ckpt/<kind>/bytes``. Their errors are only logged.
+    """Sends an event to the listener and, unless it is of progress or slow, to jax.monitoring, as ``/ckpt/<kind>`` and
+    ``/ckpt/<kind>/bytes``; their errors are only logged.
     """
     if event.kind not in ("progress", "slow"):
         _call_listener(_record, event, "a listener of jax.monitoring")
@@ -114,8 +114,7 @@ def _record(event: Event) -> None:
 
 PROGRESS_SECS = 0.1
 """Minimum interval between two progress events."""
-_STACKS_AT_REPORT = 5
-"""This report shows the stacks, once: by then it is no slow disk any more."""
+_STACKS_AT_REPORT = 5  # this report shows the stacks, once: by then it is no slow disk any more
 
 
 @dataclass(eq=False)
@@ -181,7 +180,7 @@ class Operation:
             over.set()
 
     def _watch(self, over: threading.Event, report_secs: float) -> None:
-        """Reports at each multiple of ``report_secs`` until it is over; once for those that passed while the process stood still."""
+        """Reports at each multiple of ``report_secs`` until it is over; once for those that passed while nothing ran."""
         while not over.wait(report_secs - (time.monotonic() - self.began) % report_secs):
             try:
                 self._report(report_secs)

@@ -149,10 +149,8 @@ class Options:
 
     def __repr__(self) -> str:
         """The settings that are not the defaults."""
-        given = [
-            (name, getattr(self, name), self.__dataclass_fields__[name]) for name in vars(self)
-        ]
-        changed = [f"{name}={value!r}" for name, value, field in given if value != field.default]
+        given, unset = vars(self), vars(DEFAULTS)
+        changed = [f"{name}={given[name]!r}" for name in given if given[name] != unset[name]]
         return f"Options({', '.join(changed)})"
 
     def __post_init__(self) -> None:
@@ -169,13 +167,9 @@ class Options:
                 codec_parts(codec)
 
 
-_STORAGE_OPTIONS: dict[str, tuple[type, ...]] = {
-    "endpoint_url": (str,),
-    "region": (str,),
-    "profile": (str,),
-    "anon": (bool,),
-    "requester_pays": (bool, str),
-    "grpc": (bool,),
+_STORAGE_OPTIONS: dict[str, Any] = {
+    **dict.fromkeys(("endpoint_url", "region", "profile"), str),
+    **{"anon": bool, "requester_pays": (bool, str), "grpc": bool},
 }
 
 
@@ -195,14 +189,6 @@ def _storage_options(given: Mapping[str, Any]) -> dict[str, Any]:
                 "environment"
             )
     return dict(given)
-
-
-def _is_trash(name: str) -> bool:
-    return bool(name) and "/" not in name and not name.startswith(".") and not name.isdigit()
-
-
-def _are_signals(names: Iterable[str]) -> bool:
-    return all(one in signal.Signals.__members__.keys() - {"SIGKILL", "SIGSTOP"} for one in names)
 
 
 _TYPES: dict[str, tuple[Any, str]] = {
@@ -231,13 +217,19 @@ _VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda partners: partners == "host" or callable(partners),
         "must be None, 'host' or a function (index, count) -> index",
     ),
-    "trash_directory": (_is_trash, "is the name of a directory beside the steps"),
-    "stop_signals": (_are_signals, "are names such as 'SIGTERM'"),
+    "trash_directory": (
+        lambda name: name and "/" not in name and not name.startswith(".") and not name.isdigit(),
+        "is the name of a directory beside the steps",
+    ),
+    "stop_signals": (
+        lambda names: {*names} <= signal.Signals.__members__.keys() - {"SIGKILL", "SIGSTOP"},
+        "are names such as 'SIGTERM'",
+    ),
 }
 
 
 def _check(options: Options) -> None:
-    """Raises TypeError or ValueError for the first setting that has another type, or another value, than it may have."""
+    """Raises TypeError or ValueError for the first setting of a type, or with a value, that it may not have."""
     for name, field in options.__dataclass_fields__.items():
         value, declared = getattr(options, name), str(field.type)
         if value is None and declared.endswith("None"):
@@ -377,9 +369,8 @@ def refuse_args(name: str, value: object, call: str) -> None:
 def refuse_arguments(
     names: Iterable[str], arguments: Iterable[str], cutoff: float, *, beside_a_state: bool = False
 ) -> None:
-    """Raises TypeError for a name of an item, given by keyword, that is a setting or an argument of
-    another call, or resembles one. ``arguments`` are those of the called function, ``cutoff`` (0 to
-    1) is how alike; ``beside_a_state``: an unnamed state was passed, too, and would need a name.
+    """TypeError for a name of an item that is, or resembles by ``cutoff`` (0 to 1), a setting or an argument of this or another
+    call. ``arguments`` are those of this one; ``beside_a_state``: an unnamed state was passed, too, and would need a name.
     """
     for name in names:
         if meant := _meant(name, arguments, cutoff):

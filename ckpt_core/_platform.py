@@ -12,7 +12,7 @@ import sys
 LINUX: bool = sys.platform.startswith("linux")
 MACOS: bool = sys.platform == "darwin"
 WINDOWS: bool = os.name == "nt"
-"""There checkpoints are read, and written to object stores; see ``cannot_write`` in ``_directory.syscalls``."""
+"""There checkpoints are read, and written to object stores; see ``cannot_write`` in ``_directory.files``."""
 
 
 ROOTS: tuple[str, ...] = (

@@ -1,4 +1,4 @@
-"""Results of loads, restores, ``inspect`` and ``verify``, and the tables in HTML as which a notebook shows them."""
+"""Results of loads, restores, ``inspect`` and ``verify``, and their tables for notebooks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from ckpt_core._tree import Node, unflatten
-from ckpt_core._words import size, time_of
+from ckpt_core._words import counted, pairs, size, time_of
 
 _MOST_SHOWN = 20
 """A ``repr`` of a model of thousands of leaves names no more of them."""
@@ -48,7 +48,7 @@ class RestoreReport:
         return f"RestoreReport({', '.join(f'{name}={paths}' for name, paths in shown.items())})"
 
     def _repr_html_(self) -> str:
-        return html_of_report(self)
+        return _of_report(self)
 
 
 _UNPACKS = frozenset(dis.opmap[name] for name in ("UNPACK_SEQUENCE", "UNPACK_EX"))
@@ -147,7 +147,10 @@ class Restored(Mapping[str, Any]):
         return f"Restored(step={self.step}, items={list(self._values)}, path={self.path!r})"
 
     def _repr_html_(self) -> str:
-        return html_of_restored(self)
+        step = "" if self.step is None else f"step {self.step} of "
+        facts = [("items", ", ".join(self)), ("metadata", _as_json(self.metadata))]
+        title = f"restored {step}<code>{_text(self.path)}</code>"
+        return _block(title, facts, [_of_report(self.report)])
 
 
 class RestoredStep(Restored):
@@ -244,7 +247,17 @@ class CheckpointInfo:
     layout: str = "ckpt"
 
     def _repr_html_(self) -> str:
-        return html_of_checkpoint(self)
+        counts = map(self.topology.get, ("process_count", "device_count", "platform"))
+        facts = [
+            ("saved", time_of(self.created_unix_secs)),
+            ("written by", self.layout),
+            ("metrics", pairs(self.metrics)),
+            ("metadata", _as_json(self.metadata)),
+            ("processes, devices", ", ".join(str(one) for one in counts if one is not None)),
+        ]
+        total = sum(item.bytes for item in self.items.values())
+        title = f"checkpoint <code>{_text(self.path)}</code>, {size(total)}"
+        return _block(title, facts, map(_of_item, self.items.values()))
 
 
 @dataclass(frozen=True)
@@ -285,30 +298,7 @@ _MOST_TEXT = 500
 _MOST_STEPS = 40
 
 
-def html_of_checkpoint(info: CheckpointInfo) -> str:
-    """A checkpoint: its facts, and each item with its leaves, folded up."""
-    created = info.created_unix_secs
-    facts = [
-        ("saved", "" if created is None else time_of(created)),
-        ("written by", info.layout),
-        ("metrics", ", ".join(f"{name} {_number(value)}" for name, value in info.metrics.items())),
-        ("metadata", _as_json(info.metadata)),
-        ("processes, devices", _topology(info.topology)),
-    ]
-    total = sum(item.bytes for item in info.items.values())
-    title = f"checkpoint <code>{_text(info.path)}</code>, {size(total)}"
-    return _block(title, [_facts(facts), *(_item(item) for item in info.items.values())])
-
-
-def html_of_restored(restored: Restored) -> str:
-    """What a restore returned: items, and what became of the leaves."""
-    step = "" if restored.step is None else f"step {restored.step} of "
-    facts = [("items", ", ".join(restored)), ("metadata", _as_json(restored.metadata))]
-    title = f"restored {step}<code>{_text(restored.path)}</code>"
-    return _block(title, [_facts(facts), html_of_report(restored.report)])
-
-
-def html_of_report(report: RestoreReport) -> str:
+def _of_report(report: RestoreReport) -> str:
     """What a restore did with the leaves: a line for each kind, whose paths are folded up."""
     lists = [
         ("loaded", report.loaded),
@@ -330,36 +320,32 @@ def html_of_directory(directory: str, state: str, steps: Sequence[int]) -> str:
     newest = ", ".join(map(str, steps[-_MOST_STEPS:]))
     before = "... " if len(steps) > _MOST_STEPS else ""
     facts = [("steps", f"{len(steps)}: {before}{newest}" if steps else "none"), ("state", state)]
-    return _block(f"checkpoints in <code>{_text(directory)}</code>", [_facts(facts)])
+    return _block(f"checkpoints in <code>{_text(directory)}</code>", facts)
 
 
-def _item(item: ItemInfo) -> str:
-    name = _text(item.name) or "(a bare tree)"
-    if item.files:
-        rows = [(path, size(count)) for path, count in item.files.items()]
-        count = f"{len(rows)} files"
-        table = _table(("file", "size"), rows)
-    else:
-        leaves = [
+def _of_item(item: ItemInfo) -> str:
+    """The leaves of an item, or its files, folded up."""
+    head, count = ("file", "size"), counted(len(item.files), "file")
+    rows = [(path, size(size_bytes)) for path, size_bytes in item.files.items()]
+    if not item.files:
+        head = ("leaf", "dtype", "shape", "size")
+        count = counted(len(item.leaves), "leaf", "leaves")
+        rows = [
             (leaf.path, leaf.dtype, str(list(leaf.shape)), size(leaf.bytes)) for leaf in item.leaves
         ]
-        count = f"{len(leaves)} {'leaf' if len(leaves) == 1 else 'leaves'}"
-        table = _table(("leaf", "dtype", "shape", "size"), leaves)
-    return _folded(f"{name}: {item.form}, {count}, {size(item.bytes)}", table, escaped=True)
+    title = f"{item.name or '(a bare tree)'}: {item.form}, {count}, {size(item.bytes)}"
+    return _folded(title, _table(head, rows))
 
 
-def _block(title: str, parts: Iterable[str]) -> str:
-    return f"<div><div><b>{title}</b></div>{''.join(parts)}</div>"
+def _block(title: str, facts: Iterable[tuple[str, str]], parts: Iterable[str] = ()) -> str:
+    """A title, a line for each fact that is known, and parts; the title and the parts are HTML."""
+    known = (f"{_text(name)}: {_text(value)}" for name, value in facts if value)
+    lines = (f"<div>{line}</div>" for line in (f"<b>{title}</b>", *known))
+    return f"<div>{''.join([*lines, *parts])}</div>"
 
 
-def _facts(facts: Iterable[tuple[str, str]]) -> str:
-    lines = [f"{_text(name)}: {_text(value)}" for name, value in facts if value]
-    return "".join(f"<div>{line}</div>" for line in lines)
-
-
-def _folded(title: str, body: str, escaped: bool = False) -> str:
-    shown = title if escaped else _text(title)
-    return f"<details><summary>{shown}</summary>{body}</details>"
+def _folded(title: str, body: str) -> str:
+    return f"<details><summary>{_text(title)}</summary>{body}</details>"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -371,17 +357,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table>{''.join(lines)}</table>{rest}"
 
 
-def _topology(topology: dict[str, Any]) -> str:
-    counts = [topology.get(name) for name in ("process_count", "device_count", "platform")]
-    return ", ".join(str(one) for one in counts if one is not None)
-
-
 def _as_json(value: Any) -> str:
     return "" if value is None else json.dumps(value, default=repr)
-
-
-def _number(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def _text(value: str) -> str:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import zlib
 from dataclasses import replace
-from typing import Any
 
 from ckpt_core._directory import crc32_of, read_run_metadata
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
@@ -64,12 +63,15 @@ def inspect(path: str | os.PathLike[str], *, options: Options | None = None) -> 
 
 def describe_opened(opened: Checkpoint) -> CheckpointInfo:
     """``inspect`` for a checkpoint that is already open."""
+    run_metadata = None
+    with contextlib.suppress(PermissionError):  # nobody may look above the checkpoint
+        run_metadata = read_run_metadata(opened.backend, opened.path.rpartition("/")[0])
     info = CheckpointInfo(
         path=opened.path,
         items={name: _item_info(opened, item) for name, item in opened.items.items()},
         metadata=opened.metadata,
         metrics=dict(opened.metrics),
-        run_metadata=_run_metadata(opened),
+        run_metadata=run_metadata,
         layout=layout_of(opened),
     )
     if not isinstance(opened, NativeCheckpoint):
@@ -84,13 +86,6 @@ def describe_opened(opened: Checkpoint) -> CheckpointInfo:
         durations=record.durations,
         files={name: entry.size_bytes for name, entry in record.files.items()},
     )
-
-
-def _run_metadata(opened: Checkpoint) -> Any:
-    """The metadata of the run that a step is in; None where nobody may look above the checkpoint."""
-    with contextlib.suppress(PermissionError):
-        return read_run_metadata(opened.backend, opened.path.rpartition("/")[0])
-    return None
 
 
 def layout_of(opened: Checkpoint) -> str:
@@ -178,42 +173,34 @@ def verify(path: str | os.PathLike[str], *, options: Options | None = None) -> V
 
 
 def _verified(opened: NativeCheckpoint, options: Options) -> VerifyReport:
-    problems: list[Problem] = []
-    known_bytes = {name: entry.size_bytes for name, entry in opened.record.files.items()}
+    files, small = opened.record.files, opened.record.small_files
+    known_bytes = {name: entry.size_bytes for name, entry in files.items()}
     present = opened.backend.files(opened.path, known_bytes)
-    added = present.keys() - opened.record.files.keys() - {RECORD_FILE}
+    added = present.keys() - files.keys() - {RECORD_FILE}
     others = sorted(filter(_is_of_others, added))
-    for name in added.difference(others):
-        problems.append(Problem(name, "was not there when the checkpoint was saved"))
+    new = "was not there when the checkpoint was saved"
+    problems = [Problem(name, new) for name in added.difference(others)]
     in_store = opened.record.part is None and COMMIT_FILE in present  # else not all are there yet
-    copies = opened.record.small_files if in_store else {}
-    present |= {
-        name: len(data) for name, data in opened.record.small_files.items() if name not in present
-    }
-    for name in opened.record.files.keys() - present.keys():
-        # If two links lead to one directory, files() lists it only once.
-        size = opened.backend.size(opened.path, name)
-        if size is not None:
-            present[name] = size
+    present = {name: len(data) for name, data in small.items()} | present
     covered = _covered(opened, problems)
-    checked_bytes = 0
-    for name, expected in opened.record.files.items():
-        problem = _check_file(opened, name, expected, present.get(name), covered.get(name, []))
-        checked_bytes += expected.size_bytes
-        if problem:
+    for name, expected in files.items():
+        size = present.get(name)
+        if size is None:  # if two links lead to one directory, files() lists it only once
+            size = opened.backend.size(opened.path, name)
+        if problem := _check_file(opened, name, expected, size, covered.get(name, [])):
             problems.append(Problem(name, problem))
-    for name in copies.keys() & opened.record.files.keys():
-        if problem := _check_copy(opened, name, opened.record.files[name]):
+        if in_store and name in small and (problem := _check_copy(opened, name, expected)):
             problems.append(Problem(name, problem))
     for item in opened.items.values():
         if item.form == "tree":
             problems += _check_leaves(opened, item, options)
     problems.sort(key=str)
+    checked_bytes = sum(known_bytes.values())
     return VerifyReport(not problems, tuple(problems), checked_bytes, tuple(others))
 
 
 def _is_of_others(name: str) -> bool:
-    """Whether an added file is none that a reader looks at: of a desktop or NFS, or beside the items with a name of its own."""
+    """Whether no reader looks at an added file: of a desktop or NFS, or beside the items with a name of its own."""
     last = name.rpartition("/")[2]
     if last.startswith(("._", ".nfs")) or last in (".DS_Store", "Thumbs.db", "desktop.ini"):
         return True
@@ -224,19 +211,17 @@ def _covered(opened: NativeCheckpoint, problems: list[Problem]) -> dict[str, Ran
     """Data file -> ranges that block checksums cover; its digest is of the other bytes."""
     found: dict[str, Ranges] = {}
     partly = {name for name, entry in opened.record.files.items() if entry.data}
-    for item in opened.items.values():
-        if not any(name.startswith(f"{item.directory}/") for name in partly):
+    for directory in (item.directory for item in opened.items.values()):
+        if not any(name.startswith(f"{directory}/") for name in partly):
             continue
         try:
-            manifest = opened.read_file(f"{item.directory}/{INDEX_FILE}")
-            place = opened.location / item.directory
-            index = read_index(place, new_context(), manifest=manifest)
+            manifest = opened.read_file(f"{directory}/{INDEX_FILE}")
+            index = read_index(opened.location / directory, new_context(), manifest=manifest)
             for key, (file, offset, size_bytes, _) in index.items():
                 if file and not key.endswith("zarr.json"):
-                    ranges = found.setdefault(f"{item.directory}/{file}", [])
-                    ranges.append((offset, size_bytes))
+                    found.setdefault(f"{directory}/{file}", []).append((offset, size_bytes))
         except CheckpointCorrupt as error:
-            problems.append(Problem(f"{item.directory}/manifest.ocdbt", str(error)))
+            problems.append(Problem(f"{directory}/{INDEX_FILE}", str(error)))
     return found
 
 

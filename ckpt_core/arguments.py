@@ -84,7 +84,7 @@ def answer_for_classes(classes: Iterable[type]) -> None:
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known name that is most like a name; None if none is as alike as ``cutoff``, from 0 to 1, says."""
+    """The known name that is most like a name; None if none is as alike as ``cutoff`` says."""
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), None)
 
 

@@ -42,10 +42,9 @@ class EventFile:
         event.summary.value.add(tag=tag, simple_value=value)
         self._writer.add_event(event)
 
-    def summary(self, summary: Any, step: int = 0) -> None:
+    def summary(self, summary: Any) -> None:
         """Adds what a plugin of TensorBoard has made."""
-        event = self._protos.Event(wall_time=time.time(), step=step, summary=summary)
-        self._writer.add_event(event)
+        self._writer.add_event(self._protos.Event(wall_time=time.time(), summary=summary))
 
     def flush(self) -> None:
         """Blocks until all that was added is written."""
@@ -154,29 +153,20 @@ class ProgressBar:
         # The thread is part of the key: a save and a restore of one path may run at the same time.
         key = (event.path, threading.get_ident())
         with self._lock:
-            if event.kind == "progress":
-                self._move(key, event)
-            elif event.kind in ("committed", "save_failed", "restored", "restore_failed"):
-                self._end(key)
-            elif event.kind == "restore_started":
+            if event.kind == "restore_started":
                 self._doing[key] = "loading"
-
-    def _move(self, key: tuple[str, int], event: Event) -> None:
-        if event.secs < self._min_secs and key not in self._tasks:
-            return
-        if key not in self._tasks:
-            name = os.path.basename(event.path) if event.step is None else f"step {event.step}"
-            title = f"{self._doing.get(key, 'saving')} {name}"
-            self._bars.start()
-            self._tasks[key] = self._bars.add_task(title, total=None)
-        # without a total it pulses
-        total = event.total_bytes if event.bytes else None
-        self._bars.update(self._tasks[key], completed=event.bytes, total=total)
-
-    def _end(self, key: tuple[str, int]) -> None:
-        self._doing.pop(key, None)
-        task = self._tasks.pop(key, None)
-        if task is not None:
-            self._bars.remove_task(task)
-        if not self._tasks:
-            self._bars.stop()
+            elif event.kind in ("committed", "save_failed", "restored", "restore_failed"):
+                self._doing.pop(key, None)
+                if key in self._tasks:
+                    self._bars.remove_task(self._tasks.pop(key))
+                if not self._tasks:
+                    self._bars.stop()
+            elif event.kind == "progress" and (key in self._tasks or event.secs >= self._min_secs):
+                if key not in self._tasks:
+                    step, name = event.step, os.path.basename(event.path)
+                    title = f"{self._doing.get(key, 'saving')} {name if step is None else f'step {step}'}"
+                    self._bars.start()
+                    self._tasks[key] = self._bars.add_task(title, total=None)
+                # without a total it pulses
+                total = event.total_bytes if event.bytes else None
+                self._bars.update(self._tasks[key], completed=event.bytes, total=total)

@@ -272,9 +272,8 @@ def introduce(items: Mapping[str, Any]) -> dict[str, Adapter | None]:
                     inside = dict(enumerate(children))
             for kind in {*map(type, inside.values())}:  # not each leaf: there may be thousands
                 if _for_class(kind) is not None or not issubclass(kind, _plain_types()):
-                    for key, part in inside.items():
-                        if type(part) is kind:
-                            parts.append((f"{path}/{key}", part))
+                    here = ((key, part) for key, part in inside.items() if type(part) is kind)
+                    parts += [(f"{path}/{key}", part) for key, part in here]
     for obj in found.values():
         if meet := getattr(adapter_for(obj), "meet", None):
             meet(obj, found)
@@ -308,11 +307,10 @@ def expander(
     stored: bool = False,
     sets: bool = True,
 ) -> Callable[[Any, Path], tuple[Any, Callable[[Any], Any]] | None]:
-    """The ``expand=`` function for ``_tree.flatten``, which replaces live objects by their states; a new one for each tree, as it
-    remembers shared parts. ``saved`` describes what was saved at a path, for ``wanted``. ``stand_in`` gives the copy to use in
-    place of an object. Each object is added to ``live``, with True if a tree may hold it twice: its adapter has ``shares``, or
-    its state is one array, like a tied weight. ``stored`` wraps values that Orbax's trees have one key deeper. Without ``sets``
-    states stay in place, and no object is set.
+    """The ``expand=`` function for ``flatten``, which replaces live objects by their states; a new one for each tree, as it
+    remembers shared parts. ``saved`` describes what was saved at a path, for ``wanted``. ``stand_in`` gives the copy to use for
+    an object. ``live`` gets each object, with True if a tree may hold it twice: its adapter has ``shares``, or its state is one
+    array, like a tied weight. ``stored`` wraps values that Orbax has one key deeper. Without ``sets`` no object is set.
     """
     seen: dict[int, Any] = {}
 
@@ -373,28 +371,22 @@ def live_objects(tree: Any) -> Sequence[tuple[Path, Any]]:
 def refuse_twice(
     items: Mapping[str, Any], lives: Iterable[Sequence[tuple[Any, bool]]], advice: str
 ) -> None:
-    """Raises UnsupportedLeaf for one live object at two places of the items, but where ``lives`` says that an item may repeat it:
-    the value set last would win silently.
-    """
+    """UnsupportedLeaf for one live object at two places, unless ``lives`` says that it may repeat: the last value would win."""
     first_of: dict[int, str] = {}
     for name, live in zip(items, lives, strict=True):
         here = set[int]()
         for obj, may_repeat in live:
             if first_of.setdefault(id(obj), name) != name or (id(obj) in here and not may_repeat):
-                raise _one_object_twice(items, obj, advice)
+                places = [
+                    "/".join([item, *([format_path(path)] if path else [])])
+                    for item, tree in items.items()
+                    for path, found in live_objects(tree)
+                    if found is obj
+                ]
+                kind = type(obj).__name__
+                raise UnsupportedLeaf(
+                    f"{' and '.join(places)} are one and the same live {kind}: it cannot hold what was saved under each. {advice}",
+                    leaf=places[-1] if places else None,
+                    type_name=kind,
+                )
             here.add(id(obj))
-
-
-def _one_object_twice(items: Mapping[str, Any], obj: Any, advice: str) -> UnsupportedLeaf:
-    places = [
-        "/".join([name, *([format_path(path)] if path else [])])
-        for name, item in items.items()
-        for path, found in live_objects(item)
-        if found is obj
-    ]
-    name = type(obj).__name__
-    return UnsupportedLeaf(
-        f"{' and '.join(places)} are one and the same live {name}: it cannot hold what was saved under each. {advice}",
-        leaf=places[-1] if places else None,
-        type_name=name,
-    )

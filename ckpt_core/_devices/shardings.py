@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,9 @@ class LocalShards:
     cuts: tuple[Region, ...]
     # Each distinct region here, the indices of all processes that hold it, and a device here that does (None: a local array).
     mine: tuple[tuple[Region, tuple[int, ...], Any], ...]
-    most_holders: int  # of one region
+    most_holders: int = 1  # of one region
+    processes: int = 1  # that hold any of it
+    most_regions: int = 1  # that one of these holds
 
 
 def local_shards(sharding: Any, committed: bool, shape: Shape, process: int) -> LocalShards:
@@ -32,7 +35,7 @@ def local_shards(sharding: Any, committed: bool, shape: Shape, process: int) -> 
         region = whole(shape)
         # Uncommitted: each process has its own array, as with a numpy array; process 0 writes it.
         writer = 0 if single and not committed else process
-        return LocalShards((region,), ((region, (writer,), None),), 1)
+        return LocalShards((region,), ((region, (writer,), None),))
     return _held(sharding, shape, process)
 
 
@@ -49,10 +52,13 @@ def _held(sharding: Any, shape: Shape, process: int) -> LocalShards:
     edges = [sorted({region[axis] for region in holders}) for axis in range(len(shape))]
     longest = max(map(len, edges), default=1)
     cuts = tuple(tuple(axis[min(n, len(axis) - 1)] for axis in edges) for n in range(longest))
+    regions_of = Counter(one for those in holders.values() for one in those)
     return LocalShards(
         cuts,
         tuple((region, tuple(sorted(holders[region])), mine[region]) for region in sorted(mine)),
         max(map(len, holders.values())),
+        len(regions_of),
+        max(regions_of.values()),
     )
 
 
@@ -60,6 +66,7 @@ def describe_sharding(sharding: Any) -> dict[str, Any] | None:
     """The sharding as JSON in Orbax's form; None for types that Orbax does not support."""
     if isinstance(sharding, jax.sharding.NamedSharding):
         mesh: Any = sharding.mesh
+        ids = np.vectorize(lambda device: {"id": int(device.id)}, otypes=[object])
         described: dict[str, Any] = {
             "sharding_type": "NamedSharding",
             "shape": list(mesh.devices.shape),
@@ -68,23 +75,15 @@ def describe_sharding(sharding: Any) -> dict[str, Any] | None:
             "partition_spec": [
                 list(part) if isinstance(part, tuple) else part for part in sharding.spec
             ],
-            "device_mesh": {"mesh": _nested_ids(mesh.devices)},
+            "device_mesh": {"mesh": ids(mesh.devices).tolist()},
         }
-        return described | _memory_kind(sharding)
-    if isinstance(sharding, jax.sharding.SingleDeviceSharding):
+    elif isinstance(sharding, jax.sharding.SingleDeviceSharding):
         (device,) = sharding.device_set
         described = {"sharding_type": "SingleDeviceSharding", "device_str": str(device)}
-        return described | _memory_kind(sharding)
-    return None
-
-
-def _memory_kind(sharding: Any) -> dict[str, Any]:
+    else:
+        return None
     kind = sharding.memory_kind
-    return {} if kind in (None, "device") else {"memory_kind": kind}
-
-
-def _nested_ids(devices: Any) -> Any:
-    return np.vectorize(lambda device: {"id": int(device.id)}, otypes=[object])(devices).tolist()
+    return described if kind in (None, "device") else {**described, "memory_kind": kind}
 
 
 def rebuild_sharding(
@@ -144,18 +143,8 @@ def _saved_mesh(described: dict[str, Any]) -> jax.sharding.Mesh | None:
     return jax.sharding.Mesh(devices, described["axis_names"], axis_types=types or None)
 
 
-def local_regions(sharding: Any, shape: Shape) -> list[Region]:
-    """The distinct regions of an array that the devices of this process hold."""
-    if sharding is None:
-        return [whole(shape)]
-    held = local_shards(sharding, True, shape, jax.process_index())
-    return [region for region, _, _ in held.mine]
-
-
 def wanted_sharding(leaf: Any) -> Any:
-    """The sharding of a target leaf; None if it is uncommitted or has none. An abstract mesh is replaced by that of
-    ``jax.set_mesh``; ValueError if none with its axes is set.
-    """
+    """The sharding of a target leaf, or None; on an abstract mesh that of ``jax.set_mesh``, or ValueError."""
     if isinstance(leaf, jax.Array):
         return leaf.sharding if getattr(leaf, "committed", True) else None
     sharding: Any = getattr(leaf, "sharding", None)

@@ -9,11 +9,16 @@ from ckpt_core._directory.backend import SIGNS, Attempt, Backend, has_sign, is_m
 from ckpt_core._directory.files import (
     FileIdentity,
     crc32_of,
+    exchange,
     identify,
+    kind_at,
     link_files,
     link_same,
     read_pieces,
+    refuse_file,
+    remove,
     size_of,
+    sync_file,
 )
 from ckpt_core._directory.gather import (
     SECRET_FILE,
@@ -27,17 +32,21 @@ from ckpt_core._directory.gather import (
     read_secret,
 )
 from ckpt_core._directory.hidden_names import Trace, traces
-from ckpt_core._directory.locks import (
+from ckpt_core._directory.object_store import ObjectStoreBackend
+from ckpt_core._directory.owner import (
     Claim,
     LockFile,
     deleting,
+    introduction,
+    is_dead,
     is_locked,
     lock_folder,
     locks_work_in,
     reading,
+    this_machine,
+    this_network,
+    this_owner,
 )
-from ckpt_core._directory.object_store import ObjectStoreBackend
-from ckpt_core._directory.owner import introduction, is_dead, this_machine, this_network, this_owner
 from ckpt_core._directory.paths import (
     file_system_of,
     is_local_disk,
@@ -57,4 +66,3 @@ from ckpt_core._directory.steps import (
     write_run_metadata,
 )
 from ckpt_core._directory.store_attempt import Keys
-from ckpt_core._directory.syscalls import exchange, kind_at, refuse_file, remove, sync_file

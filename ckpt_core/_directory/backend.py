@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, Self
 
-from ckpt_core._directory.locks import Claim
+from ckpt_core._directory.owner import Claim
 from ckpt_core._errors import CheckpointCorrupt, CheckpointExists
 from ckpt_core._format.record import FileRecord
 from ckpt_core._platform import of_tasks
@@ -86,8 +86,7 @@ class Attempt(Protocol):
         ...
 
     def write_data(self, name: str, parts: Iterable[bytes]) -> None:
-        """Writes a file of any size; ``name`` is relative to ``path``, and in an object store to the checkpoint. Any thread may call it."""
-        ...
+        """Writes a file of any size, in any thread; ``name`` is relative to ``path``, in an object store to the checkpoint."""
 
     def read(self, name: str) -> bytes:
         """The content of a file that this process wrote, or another one with ``until_commit``."""
@@ -95,35 +94,32 @@ class Attempt(Protocol):
 
     def take(self, name: str) -> bytes:
         """``read`` of a file that is not needed any more."""
-        ...
+        return self.read(name)
 
     def small_files(self) -> Mapping[str, bytes]:
         """Files that this process has not written yet, because they are to stand in the record."""
-        ...
+        return {}
 
     def files(self, known_bytes: Mapping[str, int]) -> dict[str, int]:
-        """Relative path and size of every file written so far. An object store takes those of other processes from ``known_bytes``."""
+        """Relative path and size of every file written so far; in a store, ``known_bytes`` has those of other processes."""
         ...
 
     def make_durable(self, record_name: str, record: bytes) -> None:
-        """Writes the record after all other files, also of other processes, and makes all durable; readers see nothing yet."""
-        ...
+        """Writes the record after all other files, also of other processes, and makes all durable."""
 
     def commit(self) -> None:
         """Makes the durable checkpoint visible to readers, and then deletes the one that it replaces. An error after it
         became visible undoes nothing, and ``is_visible`` recognizes it.
         """
-        ...
 
     def abort(self) -> None:
         """Deletes the files of this attempt, unless it is already visible; never raises."""
-        ...
 
 
 class Look(NamedTuple):
     """What one listing of a directory found."""
 
-    children: list[str]  # subdirectories that may be checkpoints or items
+    children: list[str]  # names of subdirectories that may be checkpoints or items
     is_checkpoint: Callable[[str], bool]  # of ``children``: whether a committed checkpoint is there
     hidden: frozenset[str]  # names that begin with a dot
 
@@ -132,9 +128,8 @@ class Backend(Protocol):
     """Operations on checkpoints in one kind of storage; paths are absolute paths or URLs."""
 
     def begin(self, path: str, *, overwrite: bool, durable: bool, token: str) -> Attempt:
-        """Starts an attempt to write the checkpoint at ``path``; one process calls it. ``durable`` syncs all files
-        and directories; ``token`` identifies the attempt. Raises CheckpointExists if something is at ``path`` that
-        must not or cannot be replaced.
+        """Starts an attempt, which ``token`` identifies, to write the checkpoint at ``path``; one process calls it. ``durable``
+        syncs all files and directories. CheckpointExists if what is at ``path`` must not or cannot be replaced.
         """
         ...
 
@@ -143,30 +138,23 @@ class Backend(Protocol):
         ...
 
     def read(self, path: str, name: str, limit_bytes: int | None = None) -> bytes | None:
-        """The content of a file of a checkpoint, or None if there is none; follows links. Raises CheckpointCorrupt
-        for a file beyond ``limit_bytes`` (by default ``most_bytes`` of its name), a dangling link, or anything but a
-        regular file.
+        """The content of a file of a checkpoint, or None if there is none; follows links. CheckpointCorrupt if it is no
+        regular file, a dangling link, or larger than ``limit_bytes`` (by default ``most_bytes`` of its name).
         """
         ...
 
     def put(self, path: str, name: str, data: bytes) -> None:
         """Atomically writes or replaces a small file next to the checkpoints."""
-        ...
 
     def remove(self, path: str, name: str) -> None:
         """Deletes a small file next to the checkpoints, if it is there."""
-        ...
 
     def claim(self, path: str, name: str, data: bytes) -> Claim:
-        """Writes a file and keeps it locked until the claim is closed or the process ends. An object store has no
-        locks and only writes the file.
-        """
+        """Writes a file and keeps it locked until the claim is closed or the process ends; a store has no locks."""
         ...
 
     def release(self, path: str, name: str, beginning: bytes) -> None:
-        """Deletes a file that ``claim`` wrote, if it still begins so. An object store keeps it, since none could put
-        it back if it turns out to be another writer's.
-        """
+        """Deletes a file that ``claim`` wrote, if it still begins so. A store, which could not give back another's, keeps it."""
 
     def reading(self, path: str, head: bytes) -> AbstractContextManager[None]:
         """Keeps the checkpoint at ``path`` from being deleted while the block runs. Raises FileNotFoundError if it
@@ -185,11 +173,11 @@ class Backend(Protocol):
         ...
 
     def children(self, path: str) -> list[str]:
-        """Names of subdirectories that may be checkpoints or items; empty if there is no ``path``."""
+        """The ``children`` of a ``look``."""
         return self.look(path).children
 
     def look(self, path: str) -> Look:
-        """``children``, which of them are checkpoints, and the hidden files, by one listing."""
+        """What a directory holds, by one listing; nothing if there is no ``path``."""
         ...
 
     def exists(self, path: str) -> bool:
@@ -208,7 +196,6 @@ class Backend(Protocol):
         """Deletes a checkpoint: first hides it from readers, then deletes its data. With ``trash`` it is moved into
         the directory of that name next to it, which is made if missing. Raises BlockingIOError if a reader holds it.
         """
-        ...
 
     def clean(self, path: str, *, only_look: bool = False) -> list[str]:
         """Deletes what dead writers left in the directory ``path``, unless it is to ``only_look``; returns the names."""

@@ -14,14 +14,20 @@ from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 from ckpt_core._directory import hidden_names
-from ckpt_core._directory.files import FileIdentity, identity_of, read_pieces
+from ckpt_core._directory.files import (
+    FileIdentity,
+    identity_of,
+    link_new,
+    read_pieces,
+    remove,
+    sync_file,
+)
 from ckpt_core._directory.owner import lives, this_owner
-from ckpt_core._directory.syscalls import link_new, remove, sync_file
 from ckpt_core._errors import CheckpointError, UnsupportedLeaf
 from ckpt_core._platform import BINARY, NO_LINK, READ, WINDOWS
 
 _RESERVED = (".attempt.", ".ckpt-put.")
-"""Beginnings of names that attempts in object stores have, and halves of files in mounted ones."""
+"""Beginnings of names of attempts in object stores, and of halves of files in mounted ones."""
 _SCRATCH = "ckpt-files-"
 SECRET_FILE = ".ckpt-secret"
 _MADE_BYTES = 32
@@ -46,14 +52,12 @@ def files_below(path: str) -> list[SourceFile]:
     status = os.stat(path)
     if not stat.S_ISDIR(status.st_mode):
         return [_source(os.path.basename(path), path)]
-    found: list[SourceFile] = []
-    _gather(path, "", (_inode(status),), found)
-    return sorted(found, key=lambda file: file.name)
+    return sorted(_gather(path, "", (_inode(status),)), key=lambda file: file.name)
 
 
 def _gather(
-    directory: str, folder: str, around: tuple[tuple[int, int], ...], found: list[SourceFile]
-) -> None:
+    directory: str, folder: str, around: tuple[tuple[int, int], ...]
+) -> Iterator[SourceFile]:
     with os.scandir(directory) as entries:
         listed = list(entries)
     for entry in listed:
@@ -67,11 +71,11 @@ def _gather(
                 raise _refused(name, entry.path, "a link that leads nowhere") from error
             raise
         if not stat.S_ISDIR(status.st_mode):
-            found.append(_source(name, entry.path))
+            yield _source(name, entry.path)
         elif _inode(status) in around:
             raise _refused(name, entry.path, "a link to a directory that it lies in")
         else:
-            _gather(entry.path, f"{name}/", (*around, _inode(status)), found)
+            yield from _gather(entry.path, f"{name}/", (*around, _inode(status)))
 
 
 def _source(name: str, path: str) -> SourceFile:
@@ -102,23 +106,22 @@ def _inode(status: os.stat_result) -> tuple[int, int]:
 
 def pieces_of(source: SourceFile) -> Iterator[bytes]:
     """The content, 4 MiB at a time; CheckpointError if the file has changed since it was found, or holds more than its size."""
+
+    def refuse_changed(status: os.stat_result) -> None:
+        if identity_of(status) != source.identity:
+            raise CheckpointError(
+                f"{source.path} changed while it was being saved: let a save of such files end before they change "
+                "(pending.result(), wait_until_finished())"
+            )
+
     done = 0
-    check = functools.partial(_refuse_changed, source)
-    for piece in read_pieces(*os.path.split(source.path), source.size_bytes, check):
+    for piece in read_pieces(*os.path.split(source.path), source.size_bytes, refuse_changed):
         done += len(piece)
         if done <= source.size_bytes:
             yield piece
     if done > source.size_bytes:  # in /proc and in some mounts, sizes are not the real ones
         raise CheckpointError(
             f"{source.path} holds more than the {source.size_bytes} bytes of its size: save a copy of it"
-        )
-
-
-def _refuse_changed(source: SourceFile, status: os.stat_result) -> None:
-    if identity_of(status) != source.identity:
-        raise CheckpointError(
-            f"{source.path} changed while it was being saved: let a save of such files end before they change "
-            "(pending.result(), wait_until_finished())"
         )
 
 
@@ -173,9 +176,7 @@ def _remove_of_the_dead() -> None:
 
 
 def read_secret(path: str) -> bytes:
-    """The bytes of a file, if nobody but this user can read or change it. Raises CheckpointError, which says what to
-    do, if others can, or if it is too short to be a secret.
-    """
+    """The bytes of a file; CheckpointError, which says what to do, if others can read it, or if it is too short for a secret."""
     if WINDOWS:
         raise CheckpointError(
             f"{path}: on Windows nothing tells who may read a file, so no secret is taken from one"

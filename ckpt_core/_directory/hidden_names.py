@@ -1,9 +1,7 @@
 """What stands at the path of a checkpoint, and under hidden names beside it: whose that is, and what may go.
 
-A hidden name is ``<kind><label>.<owner>.<digest><random>`` and belongs to one checkpoint. The label
-is the beginning of the checkpoint's name, for people. The digest is of the whole name, for
-comparison: names may be long and may contain dots, so a label or prefix does not identify the
-checkpoint.
+A hidden name is ``<kind><label>.<owner>.<digest><random>`` and belongs to one checkpoint. The label is the beginning of
+the checkpoint's name, for people; names may be long and contain dots, so the digest of the whole name identifies it.
 
 A replaced checkpoint may be deleted only when the new one is durable: callers must fsync the
 directory before they delete what ``removable`` returns.
@@ -21,10 +19,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ckpt_core._directory.backend import SIGNS, already_there, has_sign, is_meant, lies_inside
-from ckpt_core._directory.files import read_bounded
-from ckpt_core._directory.locks import is_locked
-from ckpt_core._directory.owner import is_dead, lives, this_owner
-from ckpt_core._directory.syscalls import kind_at, remove
+from ckpt_core._directory.files import kind_at, read_bounded, remove
+from ckpt_core._directory.owner import is_dead, is_locked, lives, this_owner
 from ckpt_core._errors import CheckpointCorrupt, CheckpointExists
 from ckpt_core._format.untrusted import most_bytes
 
@@ -141,23 +137,17 @@ def interrupted(parent: str) -> dict[str, str]:
 def removable(parent: str) -> list[str]:
     """Hidden names to delete: unfinished saves of dead writers, and replaced checkpoints."""
     found = find(parent)
-    beside: dict[str, str] = {}
-    if any(hidden.kind != TEMPORARY for hidden in found):
-        beside = {digest(entry): entry for entry in inside(parent) or ()}
-    return [hidden.entry for hidden in found if _is_removable(hidden, parent, beside)]
-
-
-def _is_removable(hidden: Hidden, parent: str, beside: Mapping[str, str]) -> bool:
-    if hidden.kind == TEMPORARY:
-        return is_dead(hidden.owner, os.path.join(parent, hidden.entry))
-    name = beside.get(hidden.digest)
-    return name is not None and has_sign(os.path.join(parent, name))
+    old = [hidden for hidden in found if hidden.kind != TEMPORARY]
+    beside = {digest(entry): f"{parent}/{entry}" for entry in (inside(parent) if old else ()) or ()}
+    gone = [one for one in old if one.digest in beside and has_sign(beside[one.digest])]
+    saves = [one for one in found if one.kind == TEMPORARY]
+    gone += [one for one in saves if is_dead(one.owner, os.path.join(parent, one.entry))]
+    return [hidden.entry for hidden in gone]
 
 
 def discard(paths: Iterable[str]) -> None:
-    """Deletes directories with hidden names; raises no error of the file system. A ``REPLACED`` or ``KEPT`` one is
-    first renamed to a ``TEMPORARY`` name: if the deletion is interrupted, readers must not take the rest for a
-    checkpoint.
+    """Deletes directories with hidden names; raises no error of the file system. A ``REPLACED`` or ``KEPT`` one is first
+    renamed to a ``TEMPORARY`` name: of an interrupted deletion, readers must not take the rest for a checkpoint.
     """
     for path in paths:
         parent, entry = os.path.split(path)
@@ -185,8 +175,7 @@ def refuse_occupied(path: str, *, overwrite: bool) -> None:
         )
     around = path
     while (around := os.path.dirname(around)) != os.path.dirname(around):
-        here = os.path.isfile(os.path.join(around, SIGNS[0]))
-        if here and _is_meant(around):
+        if os.path.isfile(os.path.join(around, SIGNS[0])) and _is_meant(around):
             raise lies_inside(path, around)
     names = inside(path)
     if not names:
@@ -215,11 +204,9 @@ def _is_meant(path: str) -> bool:
 
 @dataclass(frozen=True)
 class Trace:
-    """One directory entry that is not a step, but shows the state of a save or a deletion. Its kind is ``unfinished``
-    (running or interrupted), ``replaced`` or ``kept``, ``writer`` (a live process that has claimed the directory), or
-    a value of ``folders``.
-    """
+    """One directory entry that is not a step, but shows the state of a save or a deletion."""
 
+    # ``unfinished`` (running or interrupted), ``replaced``, ``kept``, ``writer`` (a live process), or a value of ``folders``
     kind: str
     name: str  # of the checkpoint (cut and with ``...`` if long), or of the owner file
     whose: str  # the process in words; empty if unknown
@@ -227,24 +214,20 @@ class Trace:
 
 
 def traces(directory: str, owner_file: str, folders: Mapping[str, str]) -> list[Trace]:
-    """The traces in a local directory of checkpoints; changes nothing. ``owner_file`` is the file that the writer of
-    the directory keeps locked; ``folders`` maps the folders to which checkpoints are moved to their kinds.
-    """
-    return [*_traces(directory, folders), *_writer(directory, owner_file)]
-
-
-def _traces(directory: str, folders: Mapping[str, str]) -> Iterator[Trace]:
+    """The traces in a local directory of checkpoints. ``folders`` maps folders to which checkpoints are moved to their kinds."""
+    found: list[Trace] = []
     for name, path, since in _folders_in(directory):
         hidden = parse(name)
         if hidden is not None:
             about = hidden.name or f"{hidden.label}..."
             whose = _whose(hidden.owner, path) if hidden.kind == TEMPORARY else ""
-            yield Trace(_KINDS[hidden.kind], about, whose, since)
+            found.append(Trace(_KINDS[hidden.kind], about, whose, since))
         elif _ORBAX_TEMPORARY in name:
-            yield Trace("unfinished", name.partition(".")[0], "Orbax", since)
+            found.append(Trace("unfinished", name.partition(".")[0], "Orbax", since))
         elif name in folders:
-            for inner, _, inner_since in _folders_in(path):
-                yield Trace(folders[name], f"{name}/{inner}", "", inner_since)
+            moved = _folders_in(path)
+            found += (Trace(folders[name], f"{name}/{inner}", "", old) for inner, _, old in moved)
+    return [*found, *_writer(directory, owner_file)]
 
 
 def _folders_in(directory: str) -> Iterator[tuple[str, str, float]]:

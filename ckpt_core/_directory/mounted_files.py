@@ -1,8 +1,7 @@
 """The files of a mounted bucket as keys and values, written without what a mount lacks.
 
-gcsfuse, s3fs, rclone and the like show a bucket as a directory, in which little is as on a disk: to rename a
-directory copies every object, or is refused; there are no locks and no links; a file is in the bucket when it was
-closed, and an error of the upload comes then.
+Where gcsfuse, s3fs, rclone and the like mount a bucket, to rename a directory copies every object, or is refused; there
+are no locks and no links; a file is in the bucket when it was closed, and an error of the upload comes then.
 """
 
 from __future__ import annotations
@@ -10,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import os
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
-from ckpt_core._directory.syscalls import sync_file, unless_absent
+from ckpt_core._directory.files import sync_file, unless_absent
 from ckpt_core._platform import BINARY
 
 _HALF = ".ckpt-put."
@@ -30,38 +30,31 @@ _TRIES = 20
 
 
 class MountedFiles:
-    """The files below a directory, which need not exist, as ``Keys``. A conditional put compares and then writes: of
-    two writers on two hosts, both may believe to have won.
-    """
+    """The files below a directory as ``Keys``. A conditional put compares and then writes: two writers may both win."""
 
     def __init__(self, root: str) -> None:
         self._root = root
 
     def get(self, key: str, first_bytes: int | None = None) -> bytes | None:
-        """The value, or its first bytes; None if there is no such key."""
         path = self._path(key)
         with contextlib.suppress(*_NO_FILE), _naming(path), open(path, "rb") as file:
             return file.read(first_bytes)
         return None
 
     def get_version(self, key: str) -> tuple[bytes | None, str]:
-        """As ``get``, with a digest of the value, which a missing key has too."""
+        """The version is a digest of the value."""
         value = self.get(key)
         return value, "missing" if value is None else hashlib.sha256(value).hexdigest()
 
     def put(self, key: str, value: bytes) -> None:
-        """Writes the value."""
         self._write(self._path(key), value)
 
     def put_all(self, values: Mapping[str, bytes]) -> None:
-        """Writes all values, one after another."""
         for key, value in values.items():
             self.put(key, value)
 
     def put_if_unchanged(self, key: str, value: bytes, version: str) -> bool:
-        """Writes the value if the key has this version still; whether it was written. The file appears at once,
-        whole, if the mount can rename: one uploads what there is of a file when its writer dies.
-        """
+        """The file appears whole, if the mount can rename: one uploads what there is of a file when its writer dies."""
         if self.get_version(key)[1] != version:
             return False
         path = self._path(key)
@@ -76,20 +69,21 @@ class MountedFiles:
         return True
 
     def list(self, prefix: str = "") -> list[str]:
-        """Every key that begins with ``prefix``."""
         found: list[str] = []
         for folder, folders, names in os.walk(self._root, onerror=unless_absent):
             folders.sort()
             for name in sorted(names):
                 path = f"{folder}/{name}"
-                if name.startswith(_HALF):
-                    _remove_if_old(path)
-                else:
+                if not name.startswith(_HALF):
                     found.append(path.removeprefix(f"{self._root}/"))
+                    continue
+                with contextlib.suppress(OSError):
+                    if time.time() - os.stat(path).st_mtime > _HALF_SECS:
+                        os.unlink(path)
         return [key for key in found if key.startswith(prefix)]
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Deletes the keys, and the directories that become empty, which a bucket does not have."""
+        """Also deletes the directories that become empty, which a bucket does not have."""
         for key in keys:
             path = self._path(key)
             with contextlib.suppress(*_NO_FILE):
@@ -130,13 +124,15 @@ def _open_for_writing(path: str) -> int:
     """The descriptor of a new or emptied file; makes its directory."""
     # not for reading: rclone without a cache refuses that
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY
-    for _ in range(_TRIES):
-        # a deletion that goes on may remove the directory when it is empty, at any moment
-        with contextlib.suppress(FileNotFoundError, FileExistsError):
+    tries = itertools.count(1)
+    while True:
+        try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             return os.open(path, flags)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    return os.open(path, flags)
+        except (FileNotFoundError, FileExistsError):
+            # a deletion that goes on may remove the directory when it is empty, at any moment
+            if next(tries) == _TRIES:
+                raise
 
 
 def _if_it_can(call: Callable[[], Any]) -> bool:
@@ -148,9 +144,3 @@ def _if_it_can(call: Callable[[], Any]) -> bool:
             raise
         return False
     return True
-
-
-def _remove_if_old(path: str) -> None:
-    with contextlib.suppress(OSError):
-        if time.time() - os.stat(path).st_mtime > _HALF_SECS:
-            os.unlink(path)

@@ -23,8 +23,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckpt_core._directory.backend import SIGNS, Backend, Look, already_there, is_meant, lies_inside
-from ckpt_core._directory.locks import Claim
-from ckpt_core._directory.owner import introduction, this_owner
+from ckpt_core._directory.owner import Claim, introduction, this_owner
 from ckpt_core._directory.paths import mounted_bucket
 from ckpt_core._directory.store_attempt import (
     COMMIT,
@@ -113,10 +112,9 @@ class ObjectStoreBackend(Backend):
         return StoreAttempt(path, self._open(path), attempt_path.rpartition(STAGING)[2])
 
     def read(self, path: str, name: str, limit_bytes: int | None = None) -> bytes | None:
-        # Unlike a sparse file, an object really stores all its bytes, so a huge one is unlikely:
-        # read it, then check its size.
         data = self._open(path).get(name)
         most = most_bytes(name) if limit_bytes is None else limit_bytes
+        # after it was read: an object is not sparse, so a huge one is unlikely
         if data is not None and len(data) > most:
             raise CheckpointCorrupt(
                 f"{path}/{name} has {len(data)} bytes, and can have {most} at most: it is damaged",
@@ -231,9 +229,8 @@ _asked_of_conditions: set[str] = set()
 
 
 def _put_owner(path: str, keys: Keys, key: str, owner: bytes, missing: Any) -> None:
-    """Puts the owner's key of an attempt; raises CheckpointExists if it is there: two processes copy one checkpoint to this
-    path. Warns once of a store that ignores the conditions of a put: nothing decides there between two writers. ``missing``
-    is the version of an absent key, if known.
+    """Puts the owner's key of an attempt; CheckpointExists if it is there: two processes copy one checkpoint to this path.
+    Warns once of a store that ignores the conditions of a put. ``missing`` is the version of an absent key, if known.
     """
     bucket = "/".join(path.split("/")[:3])
     if path.startswith(ROOTS) and bucket not in _asked_of_conditions:
@@ -287,7 +284,7 @@ def _refuse_others(path: str, present: list[str]) -> None:
 
 
 def _refuse_another(path: str, keys: Keys, present: list[str], record: bytes | None) -> None:
-    """Raises CheckpointExists for keys of somebody else that have names of a checkpoint's: they would be deleted."""
+    """Raises CheckpointExists for keys of somebody else with a checkpoint's names: they would be deleted."""
     known = {name for name in present if name in SIGNS}
 
     def read(name: str) -> bytes | None:
@@ -302,8 +299,8 @@ def _refuse_another(path: str, keys: Keys, present: list[str], record: bytes | N
 
 
 def _is_of_orbax(keys: Keys, present: list[str]) -> bool:
-    """Whether these are the keys of a checkpoint that Orbax finished. In a store Orbax puts ``commit_success.txt``
-    last. A checkpoint that was copied there from a disk has none, but its description has the time of its commit.
+    """Whether these are the keys of a checkpoint that Orbax finished, with ``commit_success.txt`` as the last one. One that was
+    copied there from a disk has none, but its description has the time of its commit.
     """
     if is_marked(keys, present):
         return False

@@ -1,7 +1,7 @@
 """What a path means that a caller gives: a directory, an object store, or a bucket that is mounted as a directory.
 
-Of mounts only Linux is asked. Elsewhere, and where /proc is hidden, a mounted bucket is taken for a disk, whose directories are
-renamed at once: in a bucket they are copied, one file after the other, so a save is not atomic there.
+Of mounts only Linux is asked. Elsewhere, and where /proc is hidden, a mounted bucket is taken for a disk: its directories
+are not renamed at once, but copied file by file, so a save is not atomic there.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ _BUCKETS = re.compile(
 )
 """Programs that mount buckets; ``drive`` is Google Drive in Colab. Others may well rename (sshfs, glusterfs, juicefs): those are
 disks to us."""
-_NAMELESS = "FUSE"
-"""For a bucket whose mount does not name the program: Kubernetes' drivers mount as ``fuse BUCKET``."""
 _LOCAL = re.compile(r"ext[234]|xfs|btrfs|zfs|f2fs|bcachefs|tmpfs|ramfs|overlay|squashfs|erofs")
 """File systems that no other machine can change; ``overlay`` is that of containers."""
 _ESCAPE = re.compile(r"\\([0-7]{3})")
@@ -31,9 +29,8 @@ _ENDLESS_BYTES = 2**50
 
 
 def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:
-    """Absolute path or URL, without a trailing slash, and whether it is a directory of a file system; a mounted
-    bucket is an object store. Resolves relative paths and ``~`` now, so that a later ``chdir`` has no effect. Raises
-    TypeError, or RefusedArgument for what cannot be the path of a checkpoint.
+    """Absolute path or URL, without a trailing slash, and whether it is a directory of a file system; a mounted bucket is
+    an object store. A later ``chdir`` has no effect. TypeError or RefusedArgument for what cannot be a path.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(
@@ -125,9 +122,7 @@ def file_system_of(path: str) -> str:
 
 
 def is_local_disk(path: str) -> bool:
-    """Whether a path is on a local file system; False if unknown. On a network file system another machine may
-    truncate a file; a process that then touches its memory map of the file is killed (SIGBUS).
-    """
+    """Whether a path is on a local file system: no other machine truncates a file there, which kills who has it mapped (SIGBUS)."""
     return _LOCAL.fullmatch(_mount_of(path)[0]) is not None
 
 
@@ -140,7 +135,8 @@ def mounted_bucket(path: str) -> str | None:
     for name in (kind.partition(".")[2], source):
         if _BUCKETS.fullmatch(name):
             return name
-    return _NAMELESS if kind == "fuse" and _has_no_end(path) else None
+    # Kubernetes' drivers mount as ``fuse BUCKET``, which names no program
+    return "FUSE" if kind == "fuse" and _has_no_end(path) else None
 
 
 def _has_no_end(path: str) -> bool:

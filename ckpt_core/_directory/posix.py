@@ -15,22 +15,32 @@ from dataclasses import dataclass, field
 
 from ckpt_core._directory import hidden_names
 from ckpt_core._directory.backend import SIGNS, Attempt, Backend, Look, already_there
-from ckpt_core._directory.files import file_sizes, read_bounded, size_of
-from ckpt_core._directory.hidden_names import KEPT, REPLACED, TEMPORARY
-from ckpt_core._directory.locks import SHARED, Claim, LockFile, deleting, is_locked, reading
-from ckpt_core._directory.owner import is_dead, lives
-from ckpt_core._directory.paths import refuse_lost_link, refuse_path
-from ckpt_core._directory.syscalls import (
+from ckpt_core._directory.files import (
     ABSENT,
     cannot_write,
     exchange,
+    file_sizes,
     kind_at,
     link_new,
+    read_bounded,
     refuse_file,
     remove,
+    size_of,
     sync_file,
     unless_absent,
 )
+from ckpt_core._directory.hidden_names import KEPT, REPLACED, TEMPORARY
+from ckpt_core._directory.owner import (
+    SHARED,
+    Claim,
+    LockFile,
+    deleting,
+    is_dead,
+    is_locked,
+    lives,
+    reading,
+)
+from ckpt_core._directory.paths import refuse_lost_link, refuse_path
 from ckpt_core._errors import VISIBLE, name_file
 from ckpt_core._format.record import FileRecord
 from ckpt_core._format.untrusted import most_bytes
@@ -40,7 +50,7 @@ _BUFFER_BYTES = 256 * 1024
 _ABORT_TRIES = 100
 _ABORT_PAUSE_SECS = 0.02
 _LOOKS = 5
-"""How often a path is looked at that vanished: a checkpoint that is replaced by two renames is gone for a moment each time."""
+"""How often a path is looked at that vanished: one that is replaced by two renames is gone for a moment each time."""
 _MOST_TRASH_NAME_BYTES = 120  # leaves room for a suffix; some file systems limit names to 143
 
 
@@ -106,19 +116,15 @@ class PosixBackend(Backend):
         # Durable, because a later save syncs only the directories that it creates itself.
         make_directories(path, durable=True)
         temporary = hidden_names.make(TEMPORARY, path, name)
-        file: LockFile | None = None
         try:
             # O_RDWR: NFS wants the file open for reading for a shared lock.
             file = LockFile(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             file.lock(SHARED)
-            assert file.descriptor is not None
             with open(file.descriptor, "wb", closefd=False) as stream:
                 stream.write(data)
             sync_file(file.descriptor)
             os.replace(temporary, os.path.join(path, name))
         except BaseException:  # also an interrupt by a signal handler
-            if file is not None:
-                file.close()
             remove(temporary)
             raise
         return file
@@ -235,10 +241,12 @@ class PosixBackend(Backend):
                 with contextlib.suppress(OSError):  # readers find it under the hidden name too
                     os.rename(aside, os.path.join(path, name))
         entries = hidden_names.removable(path)
-        if not entries or not is_synced(path):
-            return []
-        hidden_names.discard(os.path.join(path, entry) for entry in entries)
-        return entries
+        with contextlib.suppress(OSError):
+            if entries:
+                sync_directory(path)
+                hidden_names.discard(os.path.join(path, entry) for entry in entries)
+                return entries
+        return []
 
     def replaced(self, path: str) -> str | None:
         if os.path.lexists(os.path.join(path, SIGNS[0])):  # the common case, without a listing
@@ -288,9 +296,6 @@ class LocalAttempt(Attempt):
         os.unlink(os.path.join(self.path, name))
         return data
 
-    def small_files(self) -> Mapping[str, bytes]:
-        return {}
-
     def files(self, known_bytes: Mapping[str, int]) -> dict[str, int]:
         return {
             os.path.relpath(f"{folder}/{name}", self.path): os.stat(f"{folder}/{name}").st_size
@@ -319,7 +324,10 @@ class LocalAttempt(Attempt):
             if not self._stands_at(self.target, unknown=True):
                 raise  # not visible: the caller aborts
             # The checkpoint is visible: even a failed rename may have been carried out.
-            self._keep_replaced()
+            if self.replaced is not None:  # kept, since the new one may not be durable
+                parent, name = os.path.split(self.target)
+                with contextlib.suppress(OSError):  # it then keeps its current hidden name
+                    os.rename(self.replaced, hidden_names.make(KEPT, parent, name))
             shown = _visible(error, self.target)
             if shown is error:
                 raise
@@ -363,13 +371,6 @@ class LocalAttempt(Attempt):
                 )
             raise
 
-    def _keep_replaced(self) -> None:
-        """Renames the replaced checkpoint to ``KEPT``: the new one may not be durable."""
-        if self.replaced is not None:
-            parent, name = os.path.split(self.target)
-            with contextlib.suppress(OSError):  # it then keeps its current hidden name
-                os.rename(self.replaced, hidden_names.make(KEPT, parent, name))
-
     def _stands_at(self, path: str, *, unknown: bool) -> bool:
         """Whether this attempt's directory is at ``path``; ``unknown`` if lstat fails."""
         try:
@@ -397,9 +398,11 @@ def _clean_named(parent: str, beside: list[hidden_names.Hidden]) -> list[str]:
     paths = {os.path.join(parent, one.entry): one for one in beside}
     saves = {path: one.owner for path, one in paths.items() if one.kind == TEMPORARY}
     dead = [path for path, owner in saves.items() if is_dead(owner, path)]
-    # first the fsync: one of them may be a checkpoint that was replaced by a rename that is not durable yet
-    if dead and is_synced(parent):
-        hidden_names.discard(dead)
+    if dead:
+        with contextlib.suppress(OSError):
+            # first: one of them may be a checkpoint that was replaced by a rename that is not durable yet
+            sync_directory(parent)
+            hidden_names.discard(dead)
     return [path for path in paths if path not in saves]
 
 
@@ -461,15 +464,6 @@ def remove_empty(directories: Iterable[str]) -> None:
     for directory in directories:
         with contextlib.suppress(OSError):
             os.rmdir(directory)
-
-
-def is_synced(path: str) -> bool:
-    """Fsyncs a directory; whether that succeeded."""
-    try:
-        sync_directory(path)
-    except OSError:
-        return False
-    return True
 
 
 def sync_directory(path: str, *, durable: bool = False) -> None:

@@ -95,21 +95,17 @@ def read_run_metadata(backend: Backend, directory: str) -> Any:
     """The metadata of the run with its steps in ``directory``; None if there is none."""
     data = backend.read(f"{directory}/{_FOLDER}", _FILE)
     if data is None:
-        return _earlier(backend, directory)
+        # what an early Orbax wrote; whatever else has that name is somebody else's
+        with contextlib.suppress(CheckpointCorrupt):
+            data = backend.read(f"{directory}/{_FOLDER}", _EARLIER_FILE)
+            value = None if data is None else parse_json(data, _EARLIER_FILE)
+            return value if isinstance(value, dict) else None
+        return None
     file = f"{_FOLDER}/{_FILE}"
     value = parse_json(data, file)
     if not isinstance(value, dict):
         raise CheckpointCorrupt(f"{directory}/{file}: not a JSON object", file=file)
     return value.get("custom_metadata")
-
-
-def _earlier(backend: Backend, directory: str) -> Any:
-    """What an early Orbax wrote; None if there is no such file, or somebody else's."""
-    with contextlib.suppress(CheckpointCorrupt):
-        data = backend.read(f"{directory}/{_FOLDER}", _EARLIER_FILE)
-        value = None if data is None else parse_json(data, _EARLIER_FILE)
-        return value if isinstance(value, dict) else None
-    return None
 
 
 def write_run_metadata(backend: Backend, directory: str, value: Any) -> None:

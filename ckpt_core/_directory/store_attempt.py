@@ -52,7 +52,7 @@ _COPY = re.compile(
 
 
 class Keys(Protocol):
-    """The keys and values below one prefix of a store; every call blocks."""
+    """The keys and values below one prefix of a store; every call blocks. A missing key has the value None, and a version."""
 
     def get(self, key: str, first_bytes: int | None = None) -> bytes | None: ...
     def get_version(self, key: str) -> tuple[bytes | None, Any]: ...
@@ -212,8 +212,6 @@ class StoreAttempt(Attempt):
         self._data.add(name)
         self._keys.put(name, b"".join(parts))
 
-    take = read
-
     def small_files(self) -> Mapping[str, bytes]:
         return self._held
 
@@ -223,8 +221,6 @@ class StoreAttempt(Attempt):
         }
 
     def make_durable(self, record_name: str, record: bytes) -> None:
-        # Objects are durable when put returns; the record makes the checkpoint visible, in
-        # commit().
         self._record = record_name, record
 
     def commit(self) -> None:
@@ -243,8 +239,7 @@ class StoreAttempt(Attempt):
                 self._deciding = False
                 raise CheckpointExists(f"{self._target}: another writer committed it meanwhile")
             if self._replaced:
-                # until all is copied, Orbax would see a mixture
-                with log_failures():
+                with log_failures():  # until all is copied, Orbax would see a mixture
                     self._keys.delete([COMMIT])
             known = self._held | self._apart
             if self._passes:
@@ -259,9 +254,7 @@ class StoreAttempt(Attempt):
             raise
 
     def _clean_up(self, copied: set[str], committed: str | None) -> None:
-        """Deletes what nobody needs any more but the ``copied`` names, at last the owner's key; all of this attempt,
-        if ``committed`` is the token of another one.
-        """
+        """Deletes what nobody needs any more, at last the owner's key; all of this attempt if another one is ``committed``."""
         with log_failures():
             if left := self._replaced - copied - {RECORD}:
                 self._keys.delete(left)
@@ -293,8 +286,9 @@ def tidy(keys: Keys, *, only_look: bool = False) -> list[str]:
     begun = attempts_in(listed)
     said = {one: keys.get(apart(one, OWNER)) for one, place in begun.items() if not place}
     own = [folder for owner in said.values() for folder in _own_folders(owner or b"")]
+    others = tuple(folder for folder in folders(listed) if folder not in own)
     below = {token for token, place in begun.items() if place}
-    present = [key for key in outside_of_others(listed, own) if token_in(key) not in below]
+    present = [key for key in listed if not key.startswith(others) and token_in(key) not in below]
     for one in filter(None, map(token_in, present)):
         if one not in said:
             said[one] = keys.get(apart(one, OWNER))
@@ -339,7 +333,7 @@ def _is_dead(said: bytes) -> bool:
 
 
 def _own_folders(said: bytes) -> list[str]:
-    """The ``own`` of ``outside_of_others``, from the owner's key of a deletion."""
+    """The folders of this checkpoint's own that look like checkpoints, from the owner's key of a deletion."""
     try:
         found = json.loads(said) if said[:1] == b"[" else []
     except ValueError:
@@ -373,13 +367,6 @@ def files_of(record: bytes | None) -> Iterable[str] | None:
         return load_record(record).files if record else ()
     except CheckpointCorrupt:
         return None
-
-
-def outside_of_others(present: Iterable[str], own: Sequence[str] = ()) -> list[str]:
-    """The keys in no other checkpoint below this one; ``own`` are folders of this one that look like checkpoints."""
-    present = list(present)
-    inside = tuple(folder for folder in folders(present) if folder not in own)
-    return [key for key in present if not (inside and key.startswith(inside))]
 
 
 def folders(present: Iterable[str]) -> list[str]:

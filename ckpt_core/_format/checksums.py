@@ -1,9 +1,4 @@
-"""``<item>/checksums/process_N``: CRC-32C of every block of every chunk that process N wrote.
-
-One JSON object: ``block_bytes``, and ``chunks``, which maps the key of a chunk in the array
-database to the list of its blocks' checksums. ``_layout.chunks.blocks`` cuts the uncompressed bytes
-into blocks.
-"""
+"""``<item>/checksums/process_N``, as in docs/format.md: CRC-32C of every block of every chunk that process N wrote."""
 
 from __future__ import annotations
 
@@ -33,11 +28,8 @@ def load_checksums(data: bytes, file: str) -> tuple[int, dict[str, list[int]]]:
     block_bytes, chunks = described.get("block_bytes"), described.get("chunks")
     if type(block_bytes) is int and block_bytes > 0 and isinstance(chunks, dict):
         return block_bytes, cast("dict[str, list[int]]", chunks)
-    what = (
-        "blocks of no bytes"
-        if type(block_bytes) is int and block_bytes < 1
-        else "fields do not fit"
-    )
+    none = type(block_bytes) is int and block_bytes < 1
+    what = "blocks of no bytes" if none else "fields do not fit"
     raise CheckpointCorrupt(f"{file}: not a checksum file: {what}", file=file)
 
 
@@ -74,11 +66,10 @@ def stored_chunks(
 
 def checksum_chunk(values: np.ndarray[Any, Any]) -> tuple[int, ...]:
     """The checksums of a chunk's blocks, in order."""
-    chunk, itemsize = values.shape, values.itemsize
     data = bytes_of(values)
     if data.size <= BLOCK_BYTES:
         return (crc_of(data),)
     return tuple(
         crc_of(data[block.offset_bytes : block.offset_bytes + block.size_bytes])
-        for block in blocks(chunk, itemsize)
+        for block in blocks(values.shape, values.itemsize)
     )

@@ -1,8 +1,5 @@
-"""Writers of Orbax's metadata files, so that Orbax can read our directories.
-
-Based on the directories that orbax-checkpoint 0.12.8 writes; see docs/design.md. The array name of
-a leaf is its key path joined with ``.``, without escaping, so two different paths can have the same
-name: such a tree cannot be saved.
+"""Writers of Orbax's metadata files, so that Orbax (0.12.8 and others) can read our directories. An array's name is its key
+path joined with ``.``, without escaping: a tree in which two paths have the same name cannot be saved.
 """
 
 from __future__ import annotations
@@ -42,9 +39,7 @@ _MARKER_VALUE = {"format_version": FORMAT_VERSION, "requires": "ckpt.json"}
 
 
 def check_names(paths: Iterable[Path], stored: Iterable[Path]) -> list[str]:
-    """The array name of every leaf, from ``stored_paths``. Raises UnsupportedLeaf if two are the same, or one is no valid Unicode
-    or longer than the array database allows; ``paths`` are for messages.
-    """
+    """The array name of every leaf, from ``stored_paths``. UnsupportedLeaf if two are the same, or the database cannot hold one."""
     names: list[str] = []
     seen: dict[str, Path] = {}
     for path, there in zip(paths, stored, strict=True):

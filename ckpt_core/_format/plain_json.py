@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 _MOST_DEPTH = 200
-_MOST = sys.float_info.max
 
 
 def refuse_keys(value: Any) -> None:
@@ -55,6 +54,6 @@ def numbers_in(value: Any) -> dict[str, float]:
         if isinstance(one, dict):
             start = f"{name}/" if name else ""
             waiting += [(f"{start}{key}", part) for key, part in reversed(one.items())]
-        elif name and (type(one) is float or (type(one) is int and abs(one) <= _MOST)):
+        elif name and (type(one) is float or (type(one) is int and abs(one) <= sys.float_info.max)):
             found[name] = one
     return found

@@ -1,8 +1,5 @@
-"""Per-process state, such as that of a data iterator: a tree of plain values in two JSON files.
-
-``process_{i}-of-{n}.json`` has the form that the framework's own reader expects. JSON has no
-tuples, int keys, bytes or numpy scalars, so ``exact/process_{i}-of-{n}.json`` has the same state
-with all types: the structure as in ckpt.json, and each leaf with its kind.
+"""Per-process state, such as that of a data iterator: a tree of plain values in two JSON files (docs/format.md). One has the
+form that the framework's own reader expects; the other has all types: JSON has no tuples, int keys, bytes or numpy scalars.
 """
 
 from __future__ import annotations

@@ -82,11 +82,6 @@ class Part(NamedTuple):
     region: Region  # of the array
     dropped: tuple[int, ...] = ()  # dimensions, of one index each, that the tensor lacks
 
-    @classmethod
-    def whole(cls, leaf: int, shape: Shape) -> Part:
-        """All of an array."""
-        return cls(leaf, whole(shape))
-
     @property
     def shape(self) -> Shape:
         """Shape of the tensor."""
@@ -135,12 +130,10 @@ class Recipe:
 
     def is_all_of(self, shape: Shape) -> bool:
         """Whether the leaf is its first array, which has this shape, as it is."""
-        return self == Recipe.of(Part.whole(self.first, shape))
+        return self == Recipe.of(Part(self.first, whole(shape)))
 
     def takes(self, region: Region, buffer: _Array) -> Iterator[tuple[Part, _Array]]:
-        """What fills a buffer with a region of the leaf: parts of the arrays, each with the view of the buffer that takes it, which
-        has the dimensions of the array.
-        """
+        """The parts of arrays that fill a buffer with a region of the leaf, each with the view of the buffer that takes it."""
         back = self.view.back
         for index, parts in self.rows:
             stacked = slice(self.stack_axis, self.stack_axis + len(index))

@@ -1,8 +1,5 @@
-"""``ckpt.json``, the record of a checkpoint: written last, and verified before its content is used.
-
-The file is one line of JSON, ``{"crc32c":"xxxxxxxx","record":{...}}``; the first field is the
-CRC-32C of the exact bytes of the ``record`` value. The structure of a tree is a flat list of nodes
-in depth-first order, so a deep tree does not nest the JSON.
+"""``ckpt.json``, the record of a checkpoint, as in docs/format.md: written last, and verified before its content is used. The
+structure of a tree is a flat list of nodes, so a deep tree does not nest the JSON.
 """
 
 from __future__ import annotations
@@ -135,8 +132,9 @@ class Record:
 
     def where(self, name: str) -> str:
         """Where a file is that does not stand in the record: a path relative to the checkpoint."""
+        is_data = "/d/" in name and not self.is_users(name)
         in_store = self.packed and self.part is None
-        return apart(self.token, name) if in_store and not self._is_data(name) else name
+        return apart(self.token, name) if in_store and not is_data else name
 
     @property
     def beside(self) -> list[str]:
@@ -156,9 +154,6 @@ class Record:
         return frozenset(
             folder_of(name) for name, item in self.items.items() if item.form == "files"
         )
-
-    def _is_data(self, name: str) -> bool:
-        return "/d/" in name and not self.is_users(name)
 
 
 def folder_of(item: str) -> str:
@@ -236,9 +231,10 @@ def _dump_item(item: ItemRecord) -> dict[str, Any]:
         ],
         "leaves": [position[id(leaf)] for leaf in item.leaves],
         "shardings": item.shardings,
-        **({"notes": item.notes} if item.notes else {}),  # since 0.2
-        **({"statics": statics} if statics else {}),  # since 0.2
-        **({"shared": item.shared} if item.shared else {}),  # since 0.2
+        # since 0.2
+        **({"notes": item.notes} if item.notes else {}),
+        **({"statics": statics} if statics else {}),
+        **({"shared": item.shared} if item.shared else {}),
     }
 
 
@@ -267,7 +263,8 @@ def load_record(data: bytes) -> Record:
             item_name(name): _load_item(item, version, bounds)
             for name, item in value["items"].items()
         }
-        parent = value.get("parent")  # since 0.2
+        parent, shared = value.get("parent"), value.get("shared")  # since 0.2
+        leaves = {name: item.leaves for name, item in items.items()}
         return Record(
             items=items,
             files={
@@ -287,11 +284,7 @@ def load_record(data: bytes) -> Record:
             packed=base64.b64decode(value.get("small_files", ""), validate=True),  # since 0.2
             part=Part.load(value["part"]) if "part" in value else None,  # since 0.2
             parent=(int(parent[0]), str(parent[1])) if parent else None,
-            shared=_checked_across(
-                value["shared"], {name: item.leaves for name, item in items.items()}
-            )
-            if "shared" in value
-            else (),  # since 0.2
+            shared=_checked_shared(shared, leaves) if shared else (),
         )
     except (CheckpointCorrupt, NewerFormat):
         raise
@@ -325,6 +318,8 @@ def _load_item(value: dict[str, Any], version: int, bounds: TreeBounds) -> ItemR
     count = value["process_count"]
     if type(count) is not int or not 1 <= count <= _MAX_PROCESSES:
         raise ValueError(f"impossible number of processes {count!r}")
+    shared = [[("", at) for at in group] for group in value.get("shared", ())]
+    shared = _checked_shared(shared, {"": leaves}) if shared else ()
     return ItemRecord(
         form=value["form"],
         tree=root,
@@ -333,7 +328,7 @@ def _load_item(value: dict[str, Any], version: int, bounds: TreeBounds) -> ItemR
         shardings=shardings,
         process_count=count,
         notes=tuple(map(file_name, value.get("notes", ()))),
-        shared=_checked_shared(value["shared"], leaves) if "shared" in value else (),
+        shared=tuple(tuple(at for _, at in group) for group in shared),
     )
 
 
@@ -351,9 +346,7 @@ class LeafRecord(NamedTuple):
 
 
 def _load_leaf(value: list[Any], shardings: int, common: Any) -> LeafRecord:
-    """A type of leaves, of an item with so many shardings; ``common`` is the codec where the value has none. Raises ValueError or
-    TypeError if ckpt did not write it.
-    """
+    """A type of leaves of an item with so many shardings; ``common`` is the codec of one without. Raises for any other value."""
     kind, dtype, shape, chunk, detail, sharding, codec = (*value, common)[:7]
     shape, chunk = tuple(shape), tuple(chunk)
     for name, sizes in (("shape", shape), ("chunk shape", chunk)):
@@ -402,18 +395,10 @@ def _checked_leaf(
     return LeafRecord(spec, chunk, sharding, codec)
 
 
-def _checked_shared(value: Any, leaves: Sequence[LeafRecord]) -> tuple[tuple[int, ...], ...]:
-    """The groups of leaves that were one object; raises ValueError or TypeError if ckpt did not write them."""
-    groups = _checked_across(
-        [[("", position) for position in group] for group in value], {"": leaves}
-    )
-    return tuple(tuple(position for _, position in group) for group in groups)
-
-
-def _checked_across(
+def _checked_shared(
     value: Any, leaves: Mapping[str, Sequence[LeafRecord]]
 ) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """The groups of leaves of several items that were one object, from the record; raises as ``_checked_shared``."""
+    """The groups of leaves that were one object, as item and position; ValueError or TypeError if ckpt did not write them."""
     groups = tuple(tuple((item, position) for item, position in group) for group in value)
     places = [place for group in groups for place in group]
     if any(item not in leaves for item, _ in places):

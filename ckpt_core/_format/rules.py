@@ -51,7 +51,7 @@ class Rule:
     axis: int = 0
     reshape: tuple[int | tuple[int, ...], ...] | None = None
     transpose: tuple[int, ...] | None = None
-    stack: tuple[str, ...] = ()
+    stack: Sequence[str] = ()
     sizes: tuple[int, ...] | None = None
     stack_axis: int = 0
 
@@ -215,17 +215,29 @@ def bind(
     rules: Sequence[Rule], names: Iterable[str], separators: str = "."
 ) -> tuple[list[Bound], list[str]]:
     """The rules with the names that fit them, and the names that fit none; of several rules, the first counts."""
+    texts = [(rule.sources, () if rule.unstacks else rule.stack) for rule in rules]
+    found, left = fits(texts, names, separators)
+    return [_bound(rules[number], dict(fixed), at) for (number, fixed), at in found.items()], left
+
+
+_Setting = tuple[int, tuple[tuple[str, str], ...]]
+"""Position of a rule, and the texts of those of its places that are not stacked."""
+
+
+def fits(
+    texts: Sequence[tuple[Sequence[str], Sequence[str]]], names: Iterable[str], separators: str
+) -> tuple[dict[_Setting, dict[tuple[Any, ...], str]], list[str]]:
+    """The names that fit texts of rules with stacked places, by stacked index and position of the text; and the rest."""
     patterns = [
-        (number, part, pattern_of(source, separators))
-        for number, rule in enumerate(rules)
-        for part, source in enumerate(rule.sources)
+        (number, part, pattern_of(text, separators), stack)
+        for number, (of_rule, stack) in enumerate(texts)
+        for part, text in enumerate(of_rule)
     ]
-    found: dict[tuple[int, tuple[tuple[str, str], ...]], dict[tuple[Any, ...], str]] = {}
+    found: dict[_Setting, dict[tuple[Any, ...], str]] = {}
     left: list[str] = []
     for name in names:
-        for number, part, pattern in patterns:
+        for number, part, pattern, stack in patterns:
             fitting = pattern.fullmatch(name)
-            stack = () if rules[number].unstacks else rules[number].stack
             if fitting is None or not all(_NUMBER.fullmatch(fitting[place]) for place in stack):
                 continue
             places = fitting.groupdict()
@@ -235,7 +247,7 @@ def bind(
             break
         else:
             left.append(name)
-    return [_bound(rules[number], dict(fixed), at) for (number, fixed), at in found.items()], left
+    return found, left
 
 
 def pattern_of(text: str, separators: str) -> re.Pattern[str]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ckpt_core._errors import CheckpointError, Mismatch, StructureMismatch
 from ckpt_core._format.recipes import View
-from ckpt_core._format.rules import Rule, dimensions, pattern_of, resized, view_of, with_places
+from ckpt_core._format.rules import Rule, dimensions, fits, resized, view_of, with_places
 from ckpt_core._tree.leaves import LeafSpec
 
 _Array = np.ndarray
@@ -43,35 +43,22 @@ class Export:
 
 
 def exports(rules: Sequence[Rule], paths: Sequence[str], specs: Sequence[LeafSpec]) -> list[Export]:
-    """The tensors that leaves make by the rules of a load taken backwards; others keep their path, with dots for ``/``. Raises
-    StructureMismatch if a leaf does not fit its rule, or two tensors get one name.
-    """
+    """The tensors that leaves make by the rules of a load taken backwards; others keep their path, with dots for ``/``."""
     if odd := [rule for rule in rules if rule.unstacks or rule.stack_axis]:
         raise CheckpointError(
             f"{odd[0]}: an export takes no rule backwards that has stack_axis=, or in stack= places of the wanted path: load "
             "by it, save that, and export it without the rule"
         )
     rules = [rule if rule.joins else replace(rule, axis=0) for rule in rules]
-    patterns = [
-        (number, part, pattern_of(path, "/"))
-        for number, rule in enumerate(rules)
-        for part, path in enumerate(rule.results)
+    found, left = fits([(rule.results, ()) for rule in rules], paths, "/")
+    at = {path: leaf for leaf, path in enumerate(paths)}
+    made = [
+        Export(path.replace("/", "."), specs[at[path]].dtype, specs[at[path]].shape, (at[path],))
+        for path in left
     ]
-    found: dict[tuple[int, tuple[tuple[str, str], ...]], dict[int, int]] = {}
-    made: list[Export] = []
-    for leaf, path in enumerate(paths):
-        for number, part, pattern in patterns:
-            fitting = pattern.fullmatch(path)
-            if fitting is not None:
-                fixed = tuple(sorted(fitting.groupdict().items()))
-                found.setdefault((number, fixed), {})[part] = leaf
-                break
-        else:
-            spec = specs[leaf]
-            made.append(Export(path.replace("/", "."), spec.dtype, spec.shape, (leaf,)))
     problems: list[Mismatch] = []
-    for (number, fixed), leaves in found.items():
-        rule = rules[number]
+    for (number, fixed), names in found.items():
+        rule, leaves = rules[number], {part: at[name] for (_, part), name in names.items()}
         wrong = _problem(rule, [leaves.get(n) for n in range(len(rule.results))], paths, specs)
         if wrong is None:
             members = tuple(leaves[n] for n in range(len(rule.results)))

@@ -38,10 +38,7 @@ _MOST_ALIKE = 256
 
 
 def dump_tree(root: Node) -> tuple[list[Any], list[Any]]:
-    """The structure as a flat list: 0 for a leaf, None for None, else ``[kind, class, keys]``. Lists and tuples have
-    their length instead of keys. A leaf wrapped in ``Below`` is its key; any other node wrapped so follows after
-    ``["below", key, 1]``. And the static parts: a list of ``[index in the flat list, JSON value]``.
-    """
+    """The structure as a flat list of nodes, as in docs/format.md; and the static parts: a list of ``[index in it, JSON value]``."""
     nodes, statics = list[Any](), list[Any]()
     _dump_node(root, nodes, statics)
     return nodes, statics
@@ -107,9 +104,7 @@ def refuse_unreadable(paths: Sequence[Path], bounds: TreeBounds) -> None:
 def load_nodes(
     tokens: list[Any], leaf_count: int, bounds: TreeBounds, statics: Sequence[Any] = ()
 ) -> tuple[Node, list[Path]]:
-    """The structure that ``dump_tree`` wrote, and the paths of its leaves. Raises ValueError or TypeError for tokens that it never
-    writes, or if there are not ``leaf_count`` leaves.
-    """
+    """What ``dump_tree`` wrote, and the paths of its leaves. ValueError or TypeError if it did not, or ``leaf_count`` is another."""
     leaves = tokens.count(0) + list(map(type, tokens)).count(str)
     if leaves > leaf_count:
         raise ValueError(f"{leaves} leaves in the structure, {leaf_count} described")

@@ -1,12 +1,9 @@
 """What is checked of bytes that anybody may have written: names, sizes, what JSON and zstd would take. Pure.
 
-A larger file is damaged, and is not read: it may be extended sparsely to terabytes. If the
-record lists a file, its size there counts; these limits are for files read without a record, and for crafted ones.
-They allow more leaves than a record may have (``treedef``). Measured with 100,000, a leaf takes up to 52 bytes in
-``ckpt.json``, 75 in a checksum file, 300 in ``_METADATA`` and 8 in the index. A save that would exceed them raises
-(``dump_record``).
-
-How deep and how many the values of a JSON file are is known before they are made.
+A larger file is damaged, and is not read: it may be extended sparsely to terabytes. If the record lists a file, its size
+there counts; these limits are for other files and crafted records. They allow more leaves than a record may have
+(``treedef``): of 100,000 a leaf took up to 52 bytes in ``ckpt.json``, 75 in a checksum file, 300 in ``_METADATA`` and 8 in
+the index. A save that would exceed them raises.
 """
 
 from __future__ import annotations
@@ -106,9 +103,7 @@ def parse_json(
     pairs: Callable[[list[tuple[str, Any]]], Any] | None = None,
     errors: str = "surrogatepass",
 ) -> Any:
-    """The value of a JSON file; ``pairs`` makes each object of its names and values. Raises CheckpointCorrupt for invalid JSON,
-    nesting deeper than any program reads, or values beyond ``_MOST_VALUES_BYTES``.
-    """
+    """The value of a JSON file; ``pairs`` makes its objects. CheckpointCorrupt if it is invalid, too deep or too heavy."""
     if len(data) > _LIGHT_BYTES:
         refuse_heavy(data, file)
     try:
@@ -146,16 +141,13 @@ def refuse_deep(
         ) from error
 
 
-_AT_ONCE_BYTES = 1 * MIB
-
-
 def decompress(data: bytes, most_bytes: int) -> bytes:
     """What a zstd frame holds; raises ValueError if it is damaged, or has more than ``most_bytes``, whatever it says itself."""
     parts: list[bytes] = []
     size_bytes = 0
     try:
         with zstandard.ZstdDecompressor().stream_reader(data) as reader:
-            while part := reader.read(_AT_ONCE_BYTES):
+            while part := reader.read(MIB):
                 parts.append(part)
                 size_bytes += len(part)
                 if size_bytes > most_bytes:

@@ -46,10 +46,6 @@ def whole(shape: Shape) -> Region:
     return tuple((0, size) for size in shape)
 
 
-_Taking = tuple[int, tuple[int, ...], Region]
-"""A region that takes part: its number, and what is left of it below so many leading indices."""
-
-
 class Taker(NamedTuple):
     """A region that takes a part of a piece."""
 
@@ -71,30 +67,30 @@ def pieces(
 ) -> Iterator[Piece]:
     """The pieces that hold the regions, of at most ``piece_bytes`` unless one element has more; no row that no region needs is in one."""
     taking = [
-        (number, (), region)
+        Taker(number, (), region)
         for number, region in enumerate(regions)
         if all(start < stop for start, stop in region)
     ]
-    if not shape:
-        takers = tuple(Taker(number, (), ()) for number, _, _ in taking)
-        yield from (Piece(0, (), takers) for _ in takers[:1])
+    if taking and not shape:
+        yield Piece(0, (), tuple(taking))
     elif taking:
         yield from _pieces(0, shape, itemsize, taking, piece_bytes)
 
 
 def _pieces(
-    offset: int, shape: Shape, itemsize: int, taking: Sequence[_Taking], piece_bytes: int
+    offset: int, shape: Shape, itemsize: int, taking: Sequence[Taker], piece_bytes: int
 ) -> Iterator[Piece]:
+    """The same for an array at an offset: of each that takes part, what is left of its region below some leading indices."""
     row_bytes = itemsize * math.prod(shape[1:])
-    edges = sorted({edge for _, _, region in taking for edge in region[0]})
+    edges = sorted({edge for one in taking for edge in one.part[0]})
     for first, last in itertools.pairwise(edges):
-        here = [one for one in taking if one[2][0][0] <= first and last <= one[2][0][1]]
+        here = [one for one in taking if one.part[0][0] <= first and last <= one.part[0][1]]
         if not here:
             continue
         if row_bytes > piece_bytes and len(shape) > 1:
             for row in range(first, last):
                 inner = [
-                    (number, (*lead, row - region[0][0]), region[1:])
+                    Taker(number, (*lead, row - region[0][0]), region[1:])
                     for number, lead, region in here
                 ]
                 where = offset + row * row_bytes

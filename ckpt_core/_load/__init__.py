@@ -186,9 +186,9 @@ def load_checkpoint(
     if not (item is None or isinstance(item, str)):
         raise TypeError(f"item= is the name of an item, got {item!r}")
     request = replace(request, target=NOT_PASSED if like is None else like, item=item)
-    loaded = run(opening, request, step)
-    single = item is not None or loaded.checkpoint.single
-    return next(iter(loaded.values.values())) if single else loaded.values
+    checkpoint, values, _ = run(opening, request, step)
+    single = item is not None or checkpoint.single
+    return next(iter(values.values())) if single else values
 
 
 def restore(
@@ -260,23 +260,20 @@ def restore_checkpoint(
         raise TypeError(
             "restore needs at least one target, such as model=model; to get what was saved without one, use load"
         )
-    loaded = run(opening, replace(request, target=targets, restores=True), step)
-    checkpoint = loaded.checkpoint
+    checkpoint, values, plans = run(opening, replace(request, target=targets, restores=True), step)
     made = Restored if step is None else RestoredStep
     return made(
-        loaded.values,
+        values,
         path=checkpoint.path,
         metadata=checkpoint.metadata,
-        report=report_of(loaded.plans),
+        report=report_of(plans),
         step=step,
         saved_items=frozenset(targets if checkpoint.single else checkpoint.items),
     )
 
 
 def _as_here(work: Callable[[], _Result]) -> Callable[[], _Result]:
-    """``work`` that runs on any thread with this thread's present settings of jax: 64-bit types, default device and mesh. A
-    caller inside of ``with jax.enable_x64(True)`` means them for what is loaded, wherever it is read.
-    """
+    """``work``, run on any thread with this thread's present settings of jax: 64-bit types, default device and mesh."""
     jax: Any = sys.modules.get("jax")
     if jax is None:  # nobody can have set anything
         return work

@@ -5,8 +5,9 @@ functions), static values, and settings of jax. The target supplies them.
 from __future__ import annotations
 
 import difflib
+import itertools
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,6 @@ from ckpt_core._adapters import SavedDict
 from ckpt_core._errors import Mismatch, StructureMismatch
 from ckpt_core._lazy import JAX_SETTINGS, jax
 from ckpt_core._load.request import Request
-from ckpt_core._load.targets import SavedLeaf
 from ckpt_core._saved import SavedItem
 from ckpt_core._tree import (
     LEAF,
@@ -44,10 +44,7 @@ _ABSENT: tuple[()] = ()
 def unread(
     item: SavedItem, dicts: dict[Path, tuple[Node, int]], path: Path, request: Request
 ) -> Any:
-    """What was saved for a path of the target, for ``wanted`` of an adapter: a ``SavedLeaf`` for each leaf; of a live object with
-    what was recorded beside its state. None inside of the item where no dict was saved, or with ``only=`` or
-    ``missing="keep"``. ``dicts`` keeps them, with their first leaves.
-    """
+    """What was saved at a path of the target, or None, for ``wanted`` of an adapter: each leaf a ``LeafSpec``. ``dicts`` is a cache."""
     if path and (request.only is not None or request.rules.missing != "error"):
         return None
     if path and not dicts:
@@ -63,8 +60,7 @@ def unread(
     root, start = dicts.get(tuple(map(str, path)), (None, 0)) if path else (item.root, 0)
     if root is None:
         return None
-    leaves = (SavedLeaf(item.specs[at]) for at in range(start, len(item.specs)))
-    tree = unflatten(root, leaves)
+    tree = unflatten(root, itertools.islice(item.specs, start, None))
     if root.kind == "dict" and root.static:
         tree = SavedDict(tree)
         tree.constants = compared_values(root.static)
@@ -118,7 +114,13 @@ def compare(
             )
             (found.mismatches if is_grave and custom else others).append(mismatch)
     if others and not found.mismatches:
-        _warn(others)
+        shown = some([*map(str, others)], "; ")
+        warnings.warn(
+            f"{shown}. Such values are no state that could be restored: those of the target stay. Set them "
+            'yourself if they matter, or pass static="target" to load or restore if they are meant to differ',
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def _functions(
@@ -139,16 +141,16 @@ def _functions(
     gone = {place: entry for place, entry in old.items() if place not in new}
     if gone and not any(node.kind == "code" for _, node in now.values()):
         empty = {place for place, (_, node) in now.items() if node.kind == "none"}
-        for place in list(gone):
-            if not empty.isdisjoint(place[:length] for length in range(len(place) + 1)):
-                del gone[place]
+        gone = {
+            place: entry
+            for place, entry in gone.items()
+            if empty.isdisjoint(place[:length] for length in range(len(place) + 1))
+        }
     came: dict[Path, tuple[str, str]] = {}
     if rules.missing == "error" and any(node.kind == "code" for _, node in before.values()):
-        for place, entry in new.items():
-            # earlier versions of ckpt did not record a function that a container wraps
-            wrapped = place in before and before[place][1].kind == "custom"
-            if place not in old and not wrapped:
-                came[place] = entry
+        # earlier versions of ckpt did not record a function that a container wraps
+        wraps = {place for place, (_, node) in before.items() if node.kind == "custom"}
+        came = {place: new[place] for place in new if place not in old and place not in wraps}
     for place, (path, name) in new.items():
         if place in old and not same_function(old[place][1], name):
             yield path, old[place][1], name, None
@@ -169,7 +171,7 @@ def _nearest(path: str, name: str, others: Collection[tuple[str, str]]) -> str |
 def refuse_without_functions(item: SavedItem, root: Node) -> None:
     """Raises StructureMismatch if the structure has functions that no target supplied; it lists all, and what to pass."""
     missing = [
-        Mismatch(format_path(path), "function", name, None, None, item.name or None)
+        item.differs(path, "function", name, None)
         for path, node in nodes_in(root)
         if (name := _name(node)) and node.make is None
     ]
@@ -179,17 +181,18 @@ def refuse_without_functions(item: SavedItem, root: Node) -> None:
 
 def with_functions_of(live: Node, saved: Node) -> Node:
     """The saved structure, with the functions of the ``live`` structure at the same paths."""
-    return _filled(saved, {path: node for path, node in nodes_in(live) if node.kind == "code"}, ())
+    known = {path: node for path, node in nodes_in(live) if node.kind == "code"}
 
+    def filled(root: Node, path: Path) -> Node:
+        if root.kind == "code":
+            return known.get(path, root)
+        children = tuple(
+            child if child is LEAF else filled(child, (*path, key))
+            for key, child in zip(root.keys, root.children, strict=True)
+        )
+        return replace(root, children=children) if children else root
 
-def _filled(root: Node, known: Mapping[Path, Node], path: Path) -> Node:
-    if root.kind == "code":
-        return known.get(path, root)
-    children = tuple(
-        child if child is LEAF else _filled(child, known, (*path, key))
-        for key, child in zip(root.keys, root.children, strict=True)
-    )
-    return replace(root, children=children) if children else root
+    return filled(saved, ())
 
 
 def without_static(root: Node) -> Node:
@@ -278,17 +281,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(map(_shown, value))})"
     return " ".join(map(str, value)) if isinstance(value, list) else repr(value)
-
-
-def _warn(differing: Sequence[Mismatch]) -> None:
-    """Warns of static values that the target keeps, though others were saved, and that are no mismatch."""
-    shown = some([*map(str, differing)], "; ")
-    warnings.warn(
-        f"{shown}. Such values are no state that could be restored: those of the target stay. Set them "
-        'yourself if they matter, or pass static="target" to load or restore if they are meant to differ',
-        UserWarning,
-        stacklevel=2,
-    )
 
 
 def warn_of_settings(saved: Mapping[str, Any]) -> None:

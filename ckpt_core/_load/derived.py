@@ -10,15 +10,7 @@ from typing import Any
 
 from ckpt_core._errors import Mismatch, StructureMismatch
 from ckpt_core._format.recipes import Part, Recipe, View, indexed, unchanged
-from ckpt_core._format.rules import (
-    Bound,
-    Rule,
-    bind,
-    dimensions,
-    resized,
-    view_of,
-    with_places,
-)
+from ckpt_core._format.rules import Bound, Rule, bind, dimensions, resized, view_of, with_places
 from ckpt_core._layout.regions import Shape, whole
 from ckpt_core._load.renames import paths_of_names
 from ckpt_core._saved import DerivedItem, ExtentItem, SavedItem
@@ -56,9 +48,7 @@ def under_rules(
     paths: Sequence[Path],
     wanted: Sequence[LeafSpec | None],
 ) -> tuple[DerivedItem, list[Mismatch]]:
-    """The leaves that rules make of an item, and what hinders others; a leaf that no rule names stays as it is. ``wanted`` has a
-    spec for each of the target's ``paths``, by which arrays are cut; None takes any.
-    """
+    """The leaves that rules make of an item (the others stay), and what hinders some. ``wanted`` are specs of ``paths``, or None."""
     of_file = isinstance(item, ExtentItem)
     texts = [str(path[0]) if of_file else format_path(path) for path in item.paths]
 
@@ -93,7 +83,7 @@ def under_rules(
 
 
 def _as_saved(item: SavedItem, leaf: int) -> _Made:
-    return item.specs[leaf], Recipe.of(Part.whole(leaf, item.specs[leaf].stored_shape))
+    return item.specs[leaf], Recipe.of(Part(leaf, whole(item.specs[leaf].stored_shape)))
 
 
 def _derived(
@@ -235,9 +225,7 @@ def _of_rows(
 
 
 def _view(rule: Rule, wanted: Shape | None, stacked: int, joined: int) -> View | None:
-    """The view of a tensor that has the wanted shape; None if no view has it, or if any shape will do. ``stacked`` and
-    ``joined`` count the stacked dimensions and those of the joined tensor.
-    """
+    """The view of a tensor that has the wanted shape; None if any will do, or none has it. The numbers count dimensions."""
     if wanted is None:
         return None
     row = (*wanted[: rule.stack_axis], *wanted[rule.stack_axis + stacked :]) if stacked else wanted
@@ -248,9 +236,7 @@ def _view(rule: Rule, wanted: Shape | None, stacked: int, joined: int) -> View |
 def under_select(
     where: str, item: SavedItem, select: Mapping[str, tuple[Any, ...]], wanted: Select | None
 ) -> SavedItem:
-    """The item with the parts of ``wanted`` arrays that ``select=`` takes, by patterns of saved paths; itself if none fits.
-    Raises StructureMismatch with all leaves of which there is no such part.
-    """
+    """The item with the parts of ``wanted`` arrays that ``select=`` takes; itself if no pattern fits. Raises StructureMismatch."""
     made, problems, changed = list[tuple[Path, _Made]](), list[Mismatch](), False
     chosen = [(one, selector(one, item=item.name)) for one in select]
     for leaf, (path, spec) in enumerate(zip(item.paths, item.specs, strict=True)):
@@ -270,8 +256,7 @@ def under_select(
                 as_part = leaf_spec(spec.kind, spec.dtype, part.shape, spec.detail)
                 made[leaf] = path, (as_part, Recipe.of(part))
         except IndexError as error:
-            why = Mismatch(format_path(path), "select", str(spec), str(error), None, item.name)
-            problems.append(why)
+            problems.append(item.differs(path, "select", spec, error))
     if problems:
         raise StructureMismatch(problems, where=where)
     return _derived(item, made) if changed else item

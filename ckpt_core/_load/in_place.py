@@ -1,8 +1,4 @@
-"""How a restore sets live objects, and what becomes of them if it fails.
-
-NNX, Keras and torchax objects are set while arrays are being read, so that old and new state are never
-complete in memory together. All other objects are set at the end.
-"""
+"""How a restore sets live objects, and what becomes of them if it fails."""
 
 from __future__ import annotations
 
@@ -20,10 +16,10 @@ _BATCH_BYTES = 128 * MIB
 
 @dataclass(eq=False)
 class InPlace:
-    """Sets the live objects of one restore. An array that is set while others are still being read frees the old array that it
-    replaces. Memory therefore holds one state plus one batch of the other, at most ``limit_bytes`` and 128 MiB. The price: if
-    the restore fails midway, the object holds parts of two states; ``give_up`` then deletes its new arrays, so that jax refuses
-    to train on the mix. Objects that were set as a whole stay, and the error names them.
+    """Sets the live objects of one restore: those of NNX, Keras and torchax while arrays are being read, the others at the end. An
+    array that is set frees the one that it replaces: memory holds one state, and of the other at most ``limit_bytes`` and
+    128 MiB. The price: if the restore fails midway, the object holds parts of two states; ``give_up`` then deletes its new
+    arrays, so that jax refuses to train on the mix. Objects that were set as a whole stay, and the error names them.
     """
 
     limit_bytes: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckpt_core._adapters import introduce, refuse_twice
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
@@ -19,7 +19,7 @@ from ckpt_core._load.matching import item_meant, plan_item
 from ckpt_core._load.plans import ItemPlan
 from ckpt_core._load.renames import refuse_mismatches
 from ckpt_core._load.request import NOT_PASSED, Request
-from ckpt_core._load.targets import SavedLeaf, value_of
+from ckpt_core._load.targets import value_of
 from ckpt_core._operation import Operation
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes, this_run
@@ -36,25 +36,19 @@ from ckpt_core._saved import (
 )
 from ckpt_core._storage import StoreContext, new_context
 from ckpt_core._tree import format_path
-from ckpt_core._tree.leaves import CHANGEABLE_KINDS, TEXT_KINDS, from_text
+from ckpt_core._tree.leaves import CHANGEABLE_KINDS, TEXT_KINDS, LeafSpec, from_text
 from ckpt_core._tree.patterns import advice_on_pattern, idle_patterns
 from ckpt_core._words import some
 
 Opening = Callable[[], Checkpoint]
 
 
-class Loaded(NamedTuple):
-    """The result of a load or restore."""
-
-    checkpoint: Checkpoint
-    values: dict[str, Any]  # by the item's name in the result
-    plans: Sequence[ItemPlan]  # as executed, for the report
-
-
-def run(opening: Opening, request: Request, step: int | None = None) -> Loaded:
-    """Runs a load or restore, on every process that takes part: opens, matches and plans; reads and assembles; applies.
-    ``LoadAgreement`` says where several processes wait for each other. If it fails, live objects are named or made unusable. If
-    the checkpoint is replaced meanwhile, a process that is alone loads the new one. ``step`` is None outside of a Checkpointer.
+def run(
+    opening: Opening, request: Request, step: int | None = None
+) -> tuple[Checkpoint, dict[str, Any], Sequence[ItemPlan]]:
+    """The checkpoint that was loaded or restored; the values by item name; and the plans, for the report. On every process that
+    takes part: opens, matches and plans; reads and assembles; applies. If the checkpoint is replaced meanwhile, a process that
+    is alone loads the new one. ``step`` is None outside of a Checkpointer.
     """
     options = request.options
     # every process counts rounds; if one took a round alone, it would be one ahead from then on
@@ -76,7 +70,7 @@ def run(opening: Opening, request: Request, step: int | None = None) -> Loaded:
                     if agreement is not None:
                         reading = agreement.planned(checkpoint, plans)
                     if operation.listener is not None:
-                        operation.total_bytes = _bytes_of(plans)
+                        operation.total_bytes = sum(plan.stored_bytes for plan in plans)
                     if in_place is not None:
                         in_place.begin(plans)
                     how = request, context, operation, reading, in_place
@@ -89,7 +83,7 @@ def run(opening: Opening, request: Request, step: int | None = None) -> Loaded:
                     values = in_place.finish(plans, leaves)
                 else:
                     values = [plan.make(made) for plan, made in zip(plans, leaves, strict=True)]
-            return Loaded(checkpoint, dict(zip(named, values, strict=True)), plans)
+            return checkpoint, dict(zip(named, values, strict=True)), plans
         except BaseException as error:
             if in_place is not None:
                 in_place.give_up(error)
@@ -119,12 +113,12 @@ def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> d
         for name, part in target.items()
     }
     if request.restores:
-        introduce({name: target for name, (_, target) in chosen.items()})
+        introduce(target)
     named = {
         name: plan_item(checkpoint, saved, target, request, context)
         for name, (saved, target) in chosen.items()
     }
-    plans = list(named.values())
+    plans = [*named.values()]
     if request.restores:
         refuse_twice(request.target, [plan.live for plan in plans], _ONCE)
     if request.select:  # a pattern that fits nothing is why shapes differ
@@ -145,12 +139,6 @@ def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> d
     return named
 
 
-def _bytes_of(plans: Sequence[ItemPlan]) -> int:
-    """How many bytes are stored of what is read."""
-    read = ((plan.item.specs, want.leaf) for plan in plans for want in plan.wants.values())
-    return sum(specs[leaf].stored_bytes for specs, leaf in read)
-
-
 def _read(
     checkpoint: Checkpoint,
     plan: ItemPlan,
@@ -160,9 +148,7 @@ def _read(
     reading: Reading,
     in_place: InPlace | None,
 ) -> list[Any]:
-    """The leaves of the result, read by ``reading``, or kept from the target. ``operation`` counts their bytes. ``in_place`` sets
-    arrays on live objects while others are still being read; None for a load.
-    """
+    """The leaves of the result: kept from the target, or read by ``reading`` and given to ``in_place`` while others are being read."""
     item, leaves = plan.item, list(plan.kept)
     if not TEXT_KINDS.isdisjoint([spec.kind for spec in item.specs]):
         _read_texts(checkpoint, plan, leaves)
@@ -211,13 +197,12 @@ def _share(checkpoint: Checkpoint, plans: Sequence[ItemPlan], leaves: list[list[
             spec = plan.wants[result].spec if result in plan.wants else None
             if spec is None or spec.kind in CHANGEABLE_KINDS:
                 held = plan.kept[result]
-                one = None if isinstance(held, SavedLeaf) else held  # which is what was saved
+                one = None if isinstance(held, LeafSpec) else held  # which is what was saved
                 of_plan[result] = firsts.setdefault(id(one), of_plan[result])
 
 
 _MOST_STATE_DEPTH = 100
 """The states of random generators, which are stored as JSON in a text, are nested less deep."""
-_NO_SUCH_TEXT = (AttributeError, ValueError, TypeError, KeyError, OverflowError)
 
 
 def _read_texts(checkpoint: Checkpoint, plan: ItemPlan, leaves: list[Any]) -> None:
@@ -233,9 +218,7 @@ def _read_texts(checkpoint: Checkpoint, plan: ItemPlan, leaves: list[Any]) -> No
             data = stored.encode(errors="surrogatepass")
             refuse_deep(data, orbax_write.STRINGS_FILE, error, _MOST_STATE_DEPTH)
             raise
-        except _NO_SUCH_TEXT as error:
-            if isinstance(error, CheckpointError):
-                raise
+        except (AttributeError, ValueError, TypeError, KeyError, OverflowError) as error:
             raise CheckpointCorrupt(
                 f"leaf {where}: its text cannot be read: {error}", leaf=where
             ) from error
@@ -243,11 +226,8 @@ def _read_texts(checkpoint: Checkpoint, plan: ItemPlan, leaves: list[Any]) -> No
 
 @contextlib.contextmanager
 def _watched(checkpoint: Checkpoint, options: Options, step: int | None) -> Generator[Operation]:
-    """While the block runs, locks the checkpoint against deletion; sends the events of the restore. The block adds the bytes
-    that it reads to the operation. Raises CheckpointNotFound if the checkpoint was deleted or replaced after it was opened.
-    """
-    reporting = options.report_secs, options.on_event
-    operation = Operation("load", checkpoint.path, step, *reporting)
+    """Locks the checkpoint against deletion while the block runs, and sends the events of the restore."""
+    operation = Operation("load", checkpoint.path, step, options.report_secs, options.on_event)
     operation.happened("restore_started")
     try:
         with operation.watched("reading"), checkpoint.held():

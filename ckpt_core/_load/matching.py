@@ -12,27 +12,17 @@ from ckpt_core import _adapters
 from ckpt_core._errors import CheckpointNotFound, Mismatch, StructureMismatch, UnsupportedLeaf
 from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core._lazy import jax
-from ckpt_core._load import constants
+from ckpt_core._load import constants, non_tree, targets
 from ckpt_core._load.derived import under_rules, under_select
-from ckpt_core._load.non_tree import as_json, plan_non_tree, refuse_other_form, wants_plain_values
 from ckpt_core._load.plans import ItemPlan, Make, constant, pruned, renamed_dicts
 from ckpt_core._load.renames import renamed_names, under_wanted_paths
 from ckpt_core._load.request import NOT_PASSED, Request
-from ckpt_core._load.targets import (
-    PYTHON_NUMBERS,
-    SavedLeaf,
-    TargetTree,
-    check_room,
-    is_deleted,
-    kind_of_result,
-    wants_as_saved,
-    wants_of_target,
-)
+from ckpt_core._load.targets import TargetTree
 from ckpt_core._read import Want, with_specs
 from ckpt_core._saved import Checkpoint, DerivedItem, ExtentItem, NativeItem, OrbaxItem, SavedItem
 from ckpt_core._storage import StoreContext
 from ckpt_core._tree import Node, Path, code_and_constants, flatten, format_path, unflatten
-from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec
+from ckpt_core._tree.leaves import PYTHON_NUMBERS, TEXT_KINDS, LeafSpec
 from ckpt_core._tree.match import Match, MatchRules, covers, match, positions_of, renamed_path
 from ckpt_core._tree.patterns import Select, selector
 from ckpt_core._words import some
@@ -66,14 +56,13 @@ def item_meant(checkpoint: Checkpoint, name: str) -> SavedItem:
 def plan_item(
     checkpoint: Checkpoint, saved: SavedItem, like: Any, request: Request, context: StoreContext
 ) -> ItemPlan:
-    """The plan of an item, matched against its target: ``NOT_PASSED`` if the caller passed none. Reads no array data of a
-    pytree; an item that is no pytree, like ``Files``, is read and verified here. Raises StructureMismatch for a target of
-    another form; differences between leaves are in ``ItemPlan.match``.
+    """The plan of an item, matched against its target, or ``NOT_PASSED``. Reads no array data of a pytree; an item that is none,
+    like ``Files``, is read and verified here. Differences between leaves are in ``ItemPlan.match``; other misfits raise.
     """
     if isinstance(like, Files | Json | SavedFiles | type):
-        if wants_plain_values(saved, like):
-            return _plan_as_saved(saved, replace(request, only=None)).then(as_json)
-        refuse_other_form(checkpoint, saved, like)
+        if non_tree.wants_json(saved, like):
+            return _plan_as_saved(saved, replace(request, only=None)).then(non_tree.as_json)
+        non_tree.refuse_other_form(checkpoint, saved, like)
     if like is ...:
         return ItemPlan(saved, constant(...))
     adapter, copy = None if like is NOT_PASSED else _adapters.adapter_for(like), None
@@ -83,13 +72,12 @@ def plan_item(
             like, copy = copy(like), None
     if saved.form == "numpy_key":
         assert isinstance(saved, OrbaxItem)
-        tree = replace(saved, form="tree")
-        tree = with_specs(checkpoint, tree, context)
+        tree = with_specs(checkpoint, replace(saved, form="tree"), context)
         plan = _plan_as_saved(tree, replace(request, dtype=""))
         # the tuple or dict that numpy's ``set_state`` takes
         return plan.then(lambda value: value if isinstance(value, dict) else tuple(value))
     if saved.form != "tree":
-        return plan_non_tree(checkpoint, saved, adapter, like, context)
+        return non_tree.plan_non_tree(checkpoint, saved, adapter, like, context)
     # arrays of an Orbax item are opened to learn the spec of every leaf
     item = with_specs(checkpoint, saved, context) if isinstance(saved, OrbaxItem) else saved
     if request.select:
@@ -99,9 +87,7 @@ def plan_item(
     if like is NOT_PASSED:
         return _plan_as_saved(item, request)
     if getattr(adapter, "per_process", False):
-        kind = type(like).__name__
-        mismatch = Mismatch("(root)", "kind", "a tree of arrays", kind, None, item.name)
-        raise StructureMismatch([mismatch], where=checkpoint.path)
+        raise non_tree.other_kind(checkpoint, item, "a tree of arrays", type(like).__name__)
     if getattr(adapter, "accepts_any_structure", False):
         if request.name_rules and under_rules(item, request.name_rules, (), ())[0].rules:
             raise TypeError(
@@ -114,18 +100,17 @@ def plan_item(
         lambda path: constants.unread(item, dicts, path, request), stand_in=copy, live=live
     )
     wanted = TargetTree.of(like, flatten(like, expand=expand, keep=True), live)
-    return _plan_strict(item, wanted, request, checkpoint.path)
+    return _plan_strict(item, wanted, request)
 
 
-def _plan_strict(item: SavedItem, wanted: TargetTree, request: Request, where: str) -> ItemPlan:
-    """The plan for a target that the item must match, except for what the request allows; ``where`` is for messages."""
+def _plan_strict(item: SavedItem, wanted: TargetTree, request: Request) -> ItemPlan:
+    """The plan for a target that the item must match, except for what the request allows."""
     like, flat, live = wanted.like, wanted.flat, wanted.live
-    if request.name_rules is None:
-        found = _matched(item, wanted, request)
-    else:
+    problems: list[Mismatch] = []
+    if request.name_rules is not None:
         item, problems = under_rules(item, request.name_rules, flat.paths, wanted.specs)
-        found = _matched(item, wanted, request)
-        found.mismatches += problems
+    found = _matched(item, wanted, request)
+    found.mismatches += problems
     at_once = not live or not request.restores or request.options.atomic_restore
     set_leaves = None if at_once else getattr(_adapters.adapter_for(like), "set_leaves", None)
     set_parts = set_leaves and functools.partial(set_leaves, like)
@@ -137,17 +122,17 @@ def _plan_strict(item: SavedItem, wanted: TargetTree, request: Request, where: s
                 continue
             spec = wanted.specs[result] or saved
             if spec.kind in PYTHON_NUMBERS:
-                spec = kind_of_result(saved, spec)
+                spec = targets.kind_of_result(saved, spec)
             results.append(result)
             entries.append((position, spec, wanted.leaves[result]))
-        made = wants_of_target(item, entries, request.sharding)
+        made = targets.wants_of_target(item, entries, request.sharding)
         pairs = list(zip(results, made, strict=True))
         if isinstance(item, DerivedItem):  # parts of one array are read together
             recipes = item.recipes
             pairs.sort(key=lambda pair: recipes[pair[1].leaf].first)
         wants = dict(pairs)
         if request.sharding is None and set_parts is None:  # else each frees an old array
-            check_room(item, made, [leaf for _, _, leaf in entries])
+            targets.check_room(item, made, [leaf for _, _, leaf in entries])
     return ItemPlan(
         item,
         functools.partial(unflatten, flat.root),
@@ -168,7 +153,7 @@ def _matched(item: SavedItem, wanted: TargetTree, request: Request) -> Match:
     flat, places = wanted.flat, wanted.places
     # else the paths are those of the target
     aligns = wanted.live and hasattr(_adapters.adapter_for(wanted.like), "align")
-    if aligns or request.renames or not isinstance(item, NativeItem):
+    if aligns or rules.rename is not None or not isinstance(item, NativeItem):
         item, rules, left_alone = under_wanted_paths(item, wanted, request)
     selected = None if request.only is None else selection(request.only, item.name, wanted.like)
     everything = selected is None
@@ -208,9 +193,9 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
         for result, position in enumerate(positions)
         if item.specs[position].kind not in TEXT_KINDS
     }
-    wants = wants_as_saved(item, [*arrays], request)
+    wants = targets.wants_as_saved(item, [*arrays], request)
     if request.sharding is None and not request.as_numpy:
-        check_room(item, wants)
+        targets.check_room(item, wants)
     root = item.root
     if selected is not None:
         root = pruned(root, set(positions)) or Node("dict")
@@ -219,16 +204,14 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
     make: Make = functools.partial(unflatten, root)
     renamed = request.rules.rename
     if renamed is not None:
-        names = renamed_names(item, renamed, request.renames)
+        names = renamed_names(item, renamed)
         make = functools.partial(renamed_dicts, [names[at] for at in positions])
     by_result = {arrays[want.leaf]: want for want in wants}
     return ItemPlan(item, make, positions, [None] * len(positions), by_result)
 
 
 def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> ItemPlan:
-    """The plan for a user's object that accepts any structure: it gets exactly what was saved. Arrays go to the shardings of
-    its present arrays of equal path and shape.
-    """
+    """The plan for a user's object that gets exactly what was saved; arrays go where its arrays of equal path and shape lie."""
     flat = flatten(adapter.get_state(like), expand=_adapters.expander(sets=False), keep=True)
     now = dict(zip(flat.paths, flat.leaves, strict=True))
     # use its present container classes if they are the saved ones: they need not be importable
@@ -244,7 +227,7 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
     if item.paths and not read:
         return ItemPlan(item, constant(like))
     lacking = [
-        Mismatch(format_path(path), "unexpected", str(item.specs[at]), None, None, item.name)
+        item.differs(path, "unexpected", item.specs[at], None)
         for at, path in enumerate(item.paths)
         if at not in read and path not in now
     ]
@@ -259,7 +242,7 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
         leaf, spec = now.get(item.paths[at]), item.specs[at]
         fits = isinstance(leaf, jax.Array) and tuple(leaf.shape) == spec.shape
         if fits and spec.kind in ("jax", "key"):
-            (wants[at],) = wants_of_target(item, [(at, spec, leaf)])
+            (wants[at],) = targets.wants_of_target(item, [(at, spec, leaf)])
 
     def make(leaves: list[Any]) -> Any:
         adapter.set_state(like, unflatten(item.root, leaves))
@@ -271,9 +254,7 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
 
 
 def selection(only: Any, item: str, like: Any) -> Select | None:
-    """The function of (path, spec) that ``only=`` stands for; None if all leaves are wanted. Raises TypeError if ``only`` is a
-    class or a framework's filter, and the item's target has no adapter that understands it.
-    """
+    """The function of (path, spec) that ``only=`` stands for; None: all. TypeError for a filter that no adapter here knows."""
     adapter = None if like is None else _adapters.adapter_for(like)
     is_filter = getattr(adapter, "is_filter", None)
     if isinstance(only, type) or (is_filter is not None and is_filter(only)):
@@ -305,9 +286,7 @@ def _placeholders_for_nothing(
         text = tuple(map(str, renamed_path(path, rules.rename)))
         saved.update(text[:length] for length in range(len(text) + 1))
     return [
-        Mismatch(
-            format_path(path), "missing", None, "anything, to be left out", None, item.name or None
-        )
+        item.differs(path, "missing", None, "anything, to be left out")
         for path in places
         if tuple(map(str, path)) not in saved
     ]
@@ -317,27 +296,25 @@ def _refuse_abstract_kept(
     found: Match, wanted: TargetTree, item: SavedItem, everything: bool, selected: Select | None
 ) -> None:
     """Adds to ``found`` a mismatch for each leaf that must come from the checkpoint and is missing there: abstract leaves and
-    deleted arrays hold no value to keep. With ``only=`` (not ``everything``) abstract leaves may stay abstract, but not one
-    that an adapter wants as it was saved (``SavedLeaf``).
+    deleted arrays hold no value to keep. Beside ``only=`` abstract leaves may stay, but none that is wanted as it was saved.
     """
     places = {
         entry.path: at for at, entry in enumerate(found.mismatches) if entry.kind == "missing"
     }
-    without_value = (SavedLeaf, jax.ShapeDtypeStruct) if everything else SavedLeaf
+    without_value = (LeafSpec, jax.ShapeDtypeStruct) if everything else LeafSpec
     leaves = zip(wanted.flat.paths, wanted.leaves, wanted.specs, found.source, strict=True)
     for path, leaf, spec, source in leaves:
         if source is not None:
             continue
         chosen = selected is None or (spec is not None and selected(path, spec))
-        deleted = chosen and is_deleted(leaf)
+        deleted = chosen and targets.is_deleted(leaf)
         if not deleted and not isinstance(leaf, without_value):
             continue
-        text = format_path(path)
         why = "deleted: donated, or by a restore that failed" if deleted else "abstract"
         now = "as saved" if spec is None else f"{spec} ({why})"
-        at = places.get(text)
+        at = places.get(format_path(path))
         if at is None:
-            found.mismatches.append(Mismatch(text, "missing", None, now, None, item.name))
+            found.mismatches.append(item.differs(path, "missing", None, now))
         else:
             found.mismatches[at] = replace(found.mismatches[at], wanted=now)
 
@@ -360,7 +337,7 @@ def _warn_of_abstract_rest(found: Match, wanted: TargetTree, item: SavedItem) ->
 
 def copier(like: Any, item: str = "") -> Callable[[Any], Any]:
     """The function from a live object in ``like`` to its copy. Its first call copies all, together: if originals share arrays or
-    submodules, their copies do, too. It raises UnsupportedLeaf if one cannot be copied; ``item`` is for the message.
+    submodules, their copies do, too. ``item`` is for messages.
     """
     made: dict[int, Any] = {}
 
@@ -376,22 +353,18 @@ def copier(like: Any, item: str = "") -> Callable[[Any], Any]:
                 copies = copy_all(originals) if copy_all else [None] * len(originals)
                 for (path, one), copied in zip(found.values(), copies, strict=True):
                     if copied is None:
-                        raise _not_copied(path, one, item)
+                        where, name = format_path(path), type(one).__name__
+                        as_item = item if item.isidentifier() else "state"
+                        raise UnsupportedLeaf(
+                            f"{where}: load changes nothing that it is given, and {with_article(name)} cannot be copied. To "
+                            f"set it in place, use restore(path, {as_item}=...); to get only the saved values, leave it out of like",
+                            leaf=where,
+                            type_name=name,
+                        )
                     made[id(one)] = copied
         return made[id(obj)]
 
     return copy
-
-
-def _not_copied(path: Path, obj: Any, item: str) -> UnsupportedLeaf:
-    where, name = format_path(path), type(obj).__name__
-    item = item if item.isidentifier() else "state"
-    return UnsupportedLeaf(
-        f"{where}: load changes nothing that it is given, and {with_article(name)} cannot be copied. To set it in place, "
-        f"use restore(path, {item}=...); to get only the saved values, leave it out of like",
-        leaf=where,
-        type_name=name,
-    )
 
 
 def detached(like: Any) -> Any:

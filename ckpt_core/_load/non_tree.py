@@ -6,14 +6,14 @@ import functools
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from ckpt_core import _processes
 from ckpt_core._directory import place, read_pieces
-from ckpt_core._errors import CheckpointCorrupt, CheckpointError, Mismatch, StructureMismatch
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, StructureMismatch
 from ckpt_core._format import process_state
 from ckpt_core._format.untrusted import parse_json, refuse_deep, refuse_heavy
 from ckpt_core._items import SavedFiles, names_a_form
@@ -65,7 +65,7 @@ _PLAIN_LEAVES = frozenset({"int", "bigint", "float", "bool", "str"})
 _PLAIN_NODES = frozenset({"dict", "list", "tuple", "leaf", "none"})
 
 
-def wants_plain_values(saved: SavedItem, like: Any) -> bool:
+def wants_json(saved: SavedItem, like: Any) -> bool:
     """Whether the target says ``Json``, and the item is a tree that JSON could hold. A ``Json`` that was loaded is a plain
     value: saved again without ``Json`` around it, it is a tree.
     """
@@ -83,10 +83,14 @@ def refuse_other_form(checkpoint: Checkpoint, saved: SavedItem, like: Any) -> No
     """Raises StructureMismatch if the target says files or plain values, and the item is something else."""
     form = names_a_form(like)
     if form is not None and form != saved.form:
-        mismatch = Mismatch(
-            "(root)", "kind", _FORMS.get(saved.form, saved.form), _FORMS[form], None, saved.name
-        )
-        raise StructureMismatch([mismatch], where=checkpoint.path)
+        raise other_kind(checkpoint, saved, _FORMS.get(saved.form, saved.form), _FORMS[form])
+
+
+def other_kind(
+    checkpoint: Checkpoint, saved: SavedItem, kind: str, wanted: str
+) -> StructureMismatch:
+    """The error for a target of another kind than the item."""
+    return StructureMismatch([saved.differs((), "kind", kind, wanted)], where=checkpoint.path)
 
 
 def as_json(value: Any) -> Any:
@@ -97,12 +101,28 @@ def as_json(value: Any) -> Any:
 
 
 def _process_state(checkpoint: Checkpoint, saved: SavedItem, adapter: Any, like: Any) -> Any:
-    """The data-pipeline state that the process of this index saved."""
-    name = _state_file(checkpoint, saved, adapter)
+    """The data-pipeline state of this process; of another number of processes only for an adapter with ``check_state``."""
+    processes = _processes.this_run()
+    name = process_state.file_name(processes.index, processes.count)
+    if isinstance(saved, NativeItem):
+        # take the names from the record, not from a listing: a missing file is then damage
+        count = saved.process_count
+        present = [process_state.file_name(index, count) for index in range(count)]
+        if name not in present and getattr(adapter, "check_state", None):
+            # its check_state decides whether a different number of processes can continue
+            name = present[processes.index % len(present)]
+    else:
+        files = checkpoint.backend.files(f"{checkpoint.path}/{saved.directory}")
+        present = [file for file in files if file.startswith("process_")]
+    if name not in present:
+        counts = sorted({file.rpartition("-of-")[2].removesuffix(".json") for file in present})
+        raise CheckpointError(
+            f"{checkpoint.path}: item {saved.name!r} was saved by {', '.join(counts) or '?'} process(es), and "
+            f"{processes.count} run now: the state of a data pipeline belongs to one process. Start as many "
+            "processes as saved it, or restore the other items and begin the data anew"
+        )
     if adapter is not None and not getattr(adapter, "per_process", False):
-        kind = type(like).__name__
-        mismatch = Mismatch("(root)", "kind", "the state of a process", kind, None, saved.name)
-        raise StructureMismatch([mismatch], where=checkpoint.path)
+        raise other_kind(checkpoint, saved, "the state of a process", type(like).__name__)
     if isinstance(saved, NativeItem):
         exact = f"{saved.directory}/exact/{name}"
         return process_state.load_exact(checkpoint.read_file(exact), exact)
@@ -118,32 +138,6 @@ def _process_state(checkpoint: Checkpoint, saved: SavedItem, adapter: Any, like:
         raise CheckpointCorrupt(
             f"{file}: not the state of a process: {error!r}", file=file
         ) from error
-
-
-def _state_file(checkpoint: Checkpoint, saved: SavedItem, adapter: Any) -> str:
-    """Name of the file that holds the state of this process. Raises CheckpointError if a different number of processes saved
-    it, and the adapter has no ``check_state`` that could accept that.
-    """
-    processes = _processes.this_run()
-    name = process_state.file_name(processes.index, processes.count)
-    if isinstance(saved, NativeItem):
-        # take the names from the record, not from a listing: a missing file is then damage
-        count = saved.process_count
-        present = [process_state.file_name(index, count) for index in range(count)]
-        if name not in present and getattr(adapter, "check_state", None):
-            # its check_state decides whether a different number of processes can continue
-            return present[processes.index % len(present)]
-    else:
-        files = checkpoint.backend.files(f"{checkpoint.path}/{saved.directory}")
-        present = [file for file in files if file.startswith("process_")]
-    if name not in present:
-        counts = sorted({file.rpartition("-of-")[2].removesuffix(".json") for file in present})
-        raise CheckpointError(
-            f"{checkpoint.path}: item {saved.name!r} was saved by {', '.join(counts) or '?'} process(es), and "
-            f"{processes.count} run now: the state of a data pipeline belongs to one process. Start as many "
-            "processes as saved it, or restore the other items and begin the data anew"
-        )
-    return name
 
 
 def _json_or(text: str, file: str) -> Any:
@@ -187,15 +181,19 @@ def _special_value(checkpoint: Checkpoint, saved: OrbaxItem, context: StoreConte
 def saved_files(checkpoint: Checkpoint, saved: SavedItem) -> SavedFiles:
     """The item's files, every byte verified except Orbax's, which have no checksums. CheckpointCorrupt if any is bad."""
     sizes = sizes_of(checkpoint, saved)
-    if isinstance(checkpoint, NativeCheckpoint):
-        for name in sizes:
-            for _ in _pieces(checkpoint, saved.file(name)):
-                pass
-    where = f"{checkpoint.path}/{saved.directory}"
     pieces = {name: functools.partial(_pieces, checkpoint, saved.file(name)) for name in sizes}
-    return SavedFiles(
-        where, sizes, lambda name: b"".join(pieces[name]()), functools.partial(_copy, pieces)
-    )
+    for verify in pieces.values() if isinstance(checkpoint, NativeCheckpoint) else ():
+        for _ in verify():
+            pass
+
+    def copy(directory: str) -> None:
+        target = os.path.abspath(os.path.expanduser(directory))
+        os.makedirs(target, exist_ok=True)
+        for name, read in pieces.items():
+            place(os.path.join(target, name), read())
+
+    where = f"{checkpoint.path}/{saved.directory}"
+    return SavedFiles(where, sizes, lambda name: b"".join(pieces[name]()), copy)
 
 
 def sizes_of(checkpoint: Checkpoint, saved: SavedItem) -> dict[str, int]:
@@ -219,34 +217,22 @@ def _pieces(checkpoint: Checkpoint, name: str) -> Iterator[bytes]:
     expected = checkpoint.record.files[name]
     size = crc = 0
     try:
-        for piece in _unverified(checkpoint, name, expected.size_bytes):
+        if checkpoint.location.local:
+            pieces = read_pieces(checkpoint.path, name, expected.size_bytes)
+        elif (data := checkpoint.read_unverified(name, expected.size_bytes)) is not None:
+            pieces = iter([data])
+        else:
+            raise FileNotFoundError(name)
+        for piece in pieces:
             size += len(piece)
             crc = zlib.crc32(piece, crc)
             yield piece
         if (size, crc) != (expected.size_bytes, expected.crc32):
-            raise CheckpointCorrupt(
-                f"{checkpoint.path}: file {name} is damaged: its size or checksum differs from that of the save",
-                file=name,
-            )
+            what = "is damaged: its size or checksum differs from that of the save"
+            raise checkpoint.corrupt(name, what)
     except (FileNotFoundError, NotADirectoryError, CheckpointCorrupt) as error:
         if checkpoint.was_replaced():
             raise replaced(checkpoint.path) from error
         if isinstance(error, CheckpointCorrupt):
             raise
-        raise CheckpointCorrupt(f"{checkpoint.path}: file {name} is missing", file=name) from error
-
-
-def _unverified(checkpoint: NativeCheckpoint, name: str, size_bytes: int) -> Iterator[bytes]:
-    if checkpoint.location.local:
-        return read_pieces(checkpoint.path, name, size_bytes)
-    data = checkpoint.read_unverified(name, size_bytes)
-    if data is None:
-        raise FileNotFoundError(name)
-    return iter([data])
-
-
-def _copy(pieces: Mapping[str, Callable[[], Iterator[bytes]]], directory: str) -> None:
-    target = os.path.abspath(os.path.expanduser(directory))
-    os.makedirs(target, exist_ok=True)
-    for name, read in pieces.items():
-        place(os.path.join(target, name), read())
+        raise checkpoint.corrupt(name, "is missing") from error

@@ -41,6 +41,11 @@ class ItemPlan:
         """Name of the item, for messages."""
         return self.item.name or "the target"
 
+    @property
+    def stored_bytes(self) -> int:
+        """Of the arrays that are read."""
+        return sum(self.item.specs[want.leaf].stored_bytes for want in self.wants.values())
+
     def then(self, convert: Callable[[Any], Any]) -> ItemPlan:
         """The plan of the same item, of which the value is converted."""
         make = self.make
@@ -82,11 +87,6 @@ def pruned(node: Node, keep: set[int], counter: Iterator[int] | None = None) -> 
         kept = pruned(child, keep, counter)
         if kept is not None:
             left.append((key, kept))
-    return _remaining(node, left)
-
-
-def _remaining(node: Node, left: list[tuple[Key, Node]]) -> Node | None:
-    """The container with the children that are left; None if none of them has a leaf."""
     if len(left) == len(node.children) and not wraps_any(node):
         return replace(node, children=tuple(child for _, child in left), make=None)
     if not any(child.kind != "none" for _, child in left):
@@ -109,9 +109,6 @@ def report_of(plans: Sequence[ItemPlan]) -> RestoreReport:
     return RestoreReport(**{name: tuple(paths) for name, paths in found.items()})
 
 
-_ON_DEVICES = frozenset({"jax", "key"})
-
-
 def _resharded(plan: ItemPlan) -> Iterator[str]:
     """Paths of the leaves whose sharding differs from the one that they were saved with."""
     item = plan.item
@@ -119,7 +116,7 @@ def _resharded(plan: ItemPlan) -> Iterator[str]:
     moved: dict[tuple[int, int], bool] = {}
     for want in plan.wants.values():
         described, saved = item.shardings[want.leaf], item.specs[want.leaf]
-        on_devices = {(want.spec or saved).kind, saved.kind} <= _ON_DEVICES
+        on_devices = {(want.spec or saved).kind, saved.kind} <= {"jax", "key"}
         if not on_devices or (not described and isinstance(getattr(item, "base", item), OrbaxItem)):
             continue  # Orbax may have recorded no sharding
         pair = (id(described), id(want.sharding))

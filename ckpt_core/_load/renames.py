@@ -24,18 +24,17 @@ from ckpt_core.arguments import nearest
 def under_wanted_paths(
     item: SavedItem, wanted: TargetTree, request: Request
 ) -> tuple[SavedItem, MatchRules, Set[str]]:
-    """The item, the rules by which its paths become those of a target, and wanted paths that stay as they are. The paths are
-    renamed by the caller, as the target's adapter reads it; by the names that Orbax gives; and by what the adapter knows of
-    names that have changed. The tensors of a file get the paths that fit their names.
+    """The item, the rules by which its paths become those of a target, and wanted paths that stay. The caller renames them, as the
+    target's adapter reads it; then Orbax's names and those that the adapter knows to have changed count.
     """
     rules, left_alone = request.rules, frozenset[str]()
     stored = item.base if isinstance(item, DerivedItem) else item
     if isinstance(stored, ExtentItem) and request.name_rules is None:
-        names = renamed_names(item, rules.rename, request.renames)
+        names = renamed_names(item, rules.rename)
         paths = paths_of_names(names, wanted.flat.paths)
         item, rules = replace(item, paths=paths), replace(rules, rename=None)
-    elif request.renames and (known := _adapter_of_renames(wanted.live)) is not None:
-        renamed: Mapping[str, str] = known.renamed(request.renames, renamed_names(item, None, None))
+    elif isinstance(rules.rename, Renames) and (known := _adapter_of_renames(wanted.live)):
+        renamed: Mapping[str, str] = known.renamed(rules.rename.entries, renamed_names(item, None))
         rules = replace(rules, rename=lambda path: renamed.get(path, path))
     if isinstance(stored, OrbaxItem):
         rules = replace(rules, loose_keys=True)
@@ -66,14 +65,12 @@ def _then(rules: MatchRules, names: Mapping[str, str]) -> MatchRules:
 def _names_of_orbax(
     item: SavedItem, like: Any, rename: Callable[[str], str] | None
 ) -> Mapping[str, str]:
-    """Paths of a pytree that Orbax wrote, and the wanted ones, where its paths are longer: it names the array of an NNX
-    Variable ``kernel/value`` where the target's path is ``kernel``.
-    """
+    """Paths of a pytree of Orbax's, and the shorter wanted ones: for an NNX Variable ``kernel`` it writes ``kernel/value``."""
     flat = flatten(like, expand=_adapters.expander(stored=True))
     stored = stored_paths(flat.root, flat.paths)
     if stored is flat.paths:
         return {}
-    there = set(renamed_names(item, rename, None))
+    there = set(renamed_names(item, rename))
     wanted = list(map(format_path, flat.paths))
     known = set(wanted)
     return {
@@ -84,9 +81,8 @@ def _names_of_orbax(
 
 
 def paths_of_names(names: Sequence[str], wanted: Sequence[Path]) -> list[Path]:
-    """The wanted path that fits each name of a tensor; a dot stands for a level: ``layers.0.kernel`` fits ``layers/0/kernel``,
-    whether ``0`` is a position, an int or text, and the key of a flat dictionary. Any other name is cut at its dots: patterns
-    of ``only=`` see it as a path.
+    """The wanted path that fits each name of a tensor: ``layers.0.kernel`` fits ``layers/0/kernel``, whether ``0`` is an int or
+    text, and the key of a flat dictionary. Any other name is cut at its dots: patterns of ``only=`` see it as a path.
     """
     exact = {path[0]: path for path in wanted if len(path) == 1}
     levels: dict[str, Path | None] = {}
@@ -114,26 +110,18 @@ def _idle_renames(
         for path in (*item.paths, *(path for path, _ in nodes_in(item.root)))
     )
     idle = rules.rename.idle(itertools.chain(found, *map(_spellings, items)))
-    return [entry for entry in idle if not any(_fits_by_adapter(entry, plan) for plan in plans)]
-
-
-def _fits_by_adapter(entry: Idle, plan: ItemPlan) -> bool:
-    """Whether the target, or its adapter, understands an entry that is no prefix of a saved path. The adapter for Keras, for
-    one, has names in the middle of paths.
-    """
-    live = plan.live
-    if any(entry.old in getattr(obj, "reads_renames", ()) for obj, _ in live):
-        return True
-    adapter = _adapter_of_renames(live)
-    if adapter is None:
-        return False
-    return bool(adapter.renamed({entry.old: entry.new}, list(map(format_path, plan.item.paths))))
+    for plan in plans:  # a target, or its adapter, may understand more: that for Keras has names in the middle of paths
+        known = {name for obj, _ in plan.live for name in getattr(obj, "reads_renames", ())}
+        idle = [entry for entry in idle if entry.old not in known]
+        if idle and (adapter := _adapter_of_renames(plan.live)) is not None:
+            paths = list(map(format_path, plan.item.paths))
+            idle = [entry for entry in idle if not adapter.renamed({entry.old: entry.new}, paths)]
+    return idle
 
 
 def refuse_mismatches(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request: Request) -> None:
-    """Raises StructureMismatch with all differences and the arguments that would allow them; or with the entries of ``rename=``
-    and ``rules=`` that match no saved path. An entry with a new name that was saved is accepted: a program that loads
-    checkpoints from before and after a renaming passes the same ``rename=`` for both.
+    """Raises StructureMismatch with all differences and the arguments that would allow them; or with idle entries of ``rename=``
+    and ``rules=``. An entry with a new name that was saved is fine: it serves checkpoints from before and after a renaming.
     """
     rules = request.rules
     mismatches = [entry for plan in plans if plan.match for entry in plan.match.mismatches]
@@ -173,10 +161,7 @@ _MOST_PROPOSED = 6
 def _proposed(
     mismatches: Sequence[Mismatch], plans: Sequence[ItemPlan], rules: MatchRules
 ) -> dict[str, str]:
-    """Entries of ``rename=`` for leaves that have another name in the target, and the same shape and dtype; none if they are
-    many. They move no other leaf of any item. There are none beside entries of the caller, or where an adapter reads them in a
-    way of its own.
-    """
+    """Entries of ``rename=`` for a few leaves with another name in the target and the same spec; they move no other leaf."""
     if rules.rename or any(_adapter_of_renames(plan.live) is not None for plan in plans):
         return {}
     wanted = {(one.item, one.path): one for one in mismatches if one.kind == "missing"}
@@ -213,22 +198,16 @@ def _adapter_of_renames(live: Sequence[tuple[Any, bool]]) -> Any:
     return adapter if hasattr(adapter, "renamed") else None
 
 
-def renamed_names(
-    item: SavedItem, rename: Callable[[str], str] | None, renames: Mapping[str, str] | None
-) -> list[str]:
-    """The path of each leaf, renamed; of a file, the name of each tensor. ``renames`` is the dict passed as ``rename=``, if it
-    is one: for a file, dots or slashes separate the parts of its keys.
-    """
+def renamed_names(item: SavedItem, rename: Callable[[str], str] | None) -> list[str]:
+    """The path of each leaf, renamed; of a file, the name of each tensor: a dict of ``rename=`` may have slashes for its dots."""
     if not isinstance(item.base if isinstance(item, DerivedItem) else item, ExtentItem):
         names = map(format_path, item.paths)
         return list(names if rename is None else map(rename, names))
     names = [str(path[0]) for path in item.paths]
-    if rename is None:
-        return names
-    if renames is None:
-        return [rename(name) for name in names]
-    by_dots = Renames({old.replace("/", "."): new for old, new in renames.items()}, ".")
-    return list(map(by_dots, names))
+    if isinstance(rename, Renames):
+        dotted = {old.replace("/", "."): new for old, new in rename.entries.items()}
+        rename = Renames(dotted, ".")
+    return names if rename is None else list(map(rename, names))
 
 
 def _spellings(item: SavedItem) -> Iterator[str]:

@@ -21,7 +21,7 @@ from ckpt_core._options import (
 )
 from ckpt_core._processes import Round
 from ckpt_core._tree.leaves import LeafSpec, dtype_from_name
-from ckpt_core._tree.match import MatchRules, renamer
+from ckpt_core._tree.match import MatchRules, Renames
 from ckpt_core._tree.patterns import read_again
 from ckpt_core.arguments import an, check_flags, is_flag, meant
 
@@ -74,7 +74,6 @@ class Request:
     dtype: str = ""  # of all arrays of floats, for a load without a target; empty: as saved
     together: Round | None = None  # in which the processes agree; None: taken when the load starts
     abandoned: Callable[[], bool] | None = None  # of a background load: the interpreter is exiting
-    renames: Mapping[str, str] | None = None  # ``rename=`` as a dict, which some adapters read
     name_rules: tuple[Rule, ...] | None = None  # ``rules=``
     select: Mapping[str, tuple[Any, ...]] | None = None  # by pattern, the entries of the index
 
@@ -93,9 +92,7 @@ def make_request(
     static: str = "error",
     select: Select = None,
 ) -> Request:
-    """The request of a load or restore, from the caller's arguments; ``like`` is that of a load. Raises ValueError if
-    ``missing``, ``unexpected`` or ``static`` is no known word, and TypeError for arguments that are wrong or cannot be combined.
-    """
+    """The request of a load or restore, from the caller's arguments; ValueError for an unknown word, TypeError for other misfits."""
     words = (
         (missing, "missing", "keep"),
         (unexpected, "unexpected", "ignore"),
@@ -134,18 +131,15 @@ def make_request(
         raise TypeError(
             "as_numpy=True cannot be combined with like or sharding=: both say where arrays go"
         )
-    rename_path = None if rename is None else renamer(rename)
     asks = cast is not False or (missing, unexpected) != ("error", "error")
+    renamed = Renames(rename) if isinstance(rename, Mapping) else rename
     return Request(
-        MatchRules(
-            rename_path, bool(cast) and like is not None, missing, unexpected, static=static
-        ),
+        MatchRules(renamed, bool(cast) and like is not None, missing, unexpected, static),
         None if only is None else read_again(only),
         checked_options(options),
         sharding=sharding,
         as_numpy=as_numpy,
         dtype=_dtype_of_all(cast, missing, unexpected) if like is None and asks else "",
-        renames=None if rename is None or callable(rename) else dict(rename),
         name_rules=None if rules is None else rules_from(rules),
         select=None if select is None else _indices(select),
     )
@@ -195,9 +189,7 @@ def float_dtype(cast: Any) -> str:
 def collect_targets(
     state: Any, items: Mapping[str, Any] | None, named: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The targets of a restore, by item name; ``state`` is ``NOT_PASSED`` if the caller passed none. Raises TypeError for both a
-    state and named items, a name passed twice, or the name ``metrics``, which no item can have.
-    """
+    """The targets of a restore by item name. TypeError for a state beside named items, a name passed twice, and ``metrics``."""
     if not (items is None or isinstance(items, Mapping)):
         raise unnamed(items)
     twice = sorted(set(items or {}) & set(named))
@@ -224,9 +216,7 @@ def collect_targets(
 
 
 def request_from(function: str, like: Any, arguments: Mapping[str, Any]) -> Request:
-    """The request of ``function``, which takes its keywords as ``**arguments``; raises TypeError for one that ``load`` does not
-    have, or that cannot be combined with ``like``.
-    """
+    """The request of ``function``, which takes its keywords as ``**arguments``; TypeError for one that ``load`` does not have."""
     if "like" in arguments:
         raise TypeError(f"like comes without a name: write {function}(..., like)")
     unknown = sorted(set(arguments) - set(How.__annotations__))

@@ -12,14 +12,14 @@ import numpy as np
 
 from ckpt_core._devices import placing, shardings
 from ckpt_core._errors import CheckpointError, Mismatch, StructureMismatch, UnsupportedLeaf
-from ckpt_core._layout.regions import Region, whole
+from ckpt_core._layout.regions import whole
 from ckpt_core._lazy import jax
 from ckpt_core._load.request import Request
-from ckpt_core._read import Array, Want
+from ckpt_core._read import Array, Parts, Want
 from ckpt_core._results import LeafInfo
 from ckpt_core._saved import SavedItem
 from ckpt_core._tree import FlatTree, Path, format_path
-from ckpt_core._tree.casts import casts_at_once, converted
+from ckpt_core._tree.casts import casts_at_once, converted, family
 from ckpt_core._tree.leaves import (
     LeafSpec,
     as_abstract,
@@ -34,19 +34,10 @@ _NUMBERS = ("jax", "numpy", "numpy_scalar")
 _SIXTY_FOUR = frozenset({"int64", "uint64", "float64", "complex128"})
 
 
-class SavedLeaf:
-    """Description of a saved leaf that is not read yet, with ``kind``, ``shape`` and ``dtype`` of its ``LeafSpec``. An
-    adapter's ``wanted`` gets a pytree of these; each one that it returns is loaded as it was saved.
-    """
-
-    __slots__ = ("dtype", "kind", "shape")
-
-    def __init__(self, spec: LeafSpec) -> None:
-        self.kind, self.shape, self.dtype = spec.kind, spec.shape, spec.dtype
-
-
-_ORDINARY = (int, float, bool, complex, str, bytes, np.ndarray, np.generic, SavedLeaf)
-"""Leaves of targets that are taken as they are, beside those of jax."""
+_ORDINARY = (int, float, bool, complex, str, bytes, np.ndarray, np.generic, LeafSpec)
+"""Leaves of targets that are taken as they are, beside those of jax. An adapter's ``wanted`` gets a pytree of ``LeafSpec``;
+each one that it returns is loaded as it was saved.
+"""
 
 
 @dataclass(frozen=True)
@@ -67,7 +58,7 @@ class TargetTree:
         ordinary = (jax.Array, jax.ShapeDtypeStruct, *_ORDINARY)
         if any(not issubclass(kind, ordinary) for kind in set(map(type, leaves))):
             leaves = [
-                SavedLeaf(LeafSpec(leaf.kind, leaf.dtype, leaf.shape))
+                LeafSpec(leaf.kind, leaf.dtype, leaf.shape)
                 if isinstance(leaf, LeafInfo) and leaf.kind != "jax"
                 else as_abstract(leaf)
                 for leaf in leaves
@@ -77,10 +68,8 @@ class TargetTree:
 
 
 def _wanted_spec(path: Path, leaf: Any) -> LeafSpec | None:
-    """Kind, dtype and shape that a leaf of a target asks for; None for one that is wanted as it was saved. Raises UnsupportedLeaf
-    if it is traced, or of a type that no checkpoint can hold.
-    """
-    if isinstance(leaf, SavedLeaf) or leaf is ...:
+    """What a leaf of a target asks for; None: what was saved. UnsupportedLeaf if it is traced, or no checkpoint can hold it."""
+    if isinstance(leaf, LeafSpec) or leaf is ...:
         return None
     try:
         return describe(leaf, path)
@@ -123,11 +112,8 @@ def wants_as_saved(item: SavedItem, positions: Sequence[int], request: Request) 
             )
         if request.dtype and spec.kind in _NUMBERS and spec.dtype.startswith(("float", "bfloat")):
             spec = LeafSpec(spec.kind, request.dtype, spec.shape)
-        chosen = (
-            _chosen(item, position, sharding)
-            if spec.kind in ("jax", "key") and not as_numpy
-            else None
-        )
+        on_device = spec.kind in ("jax", "key") and not as_numpy
+        chosen = _chosen(item, position, sharding) if on_device else None
         known[key] = _want(item, position, spec, chosen, as_numpy)
         wants.append(known[key])
     return wants
@@ -181,11 +167,13 @@ def _want(item: SavedItem, position: int, spec: LeafSpec, sharding: Any, as_nump
     if as_numpy or spec.kind not in ("jax", "key"):
         maps = as_numpy and dtype is None and saved.kind in ("jax", "numpy") and saved.detail != ">"
         return Want(position, [whole(saved.stored_shape)], maps, None, dtype, spec)
+    regions = [whole(saved.shape)]
     try:
-        regions = shardings.local_regions(sharding, saved.shape)
+        if sharding is not None:
+            held = shardings.local_shards(sharding, True, saved.shape, jax.process_index())
+            regions = [region for region, _, _ in held.mine]
     except ValueError as error:  # the mesh does not divide a dimension evenly
-        where = format_path(item.paths[position])
-        mismatch = Mismatch(where, "sharding", str(saved), str(sharding), None, item.name or None)
+        mismatch = item.differs(item.paths[position], "sharding", saved, sharding)
         raise StructureMismatch([mismatch], advice=str(error)) from None
     if spec.kind == "key":
         words = saved.stored_shape[-1]
@@ -208,9 +196,7 @@ def refuse_narrowing(dtype: str, path: Path | str) -> None:
 def wants_of_target(
     item: SavedItem, wanted: Sequence[tuple[int, LeafSpec, Any]], sharding: Any = None
 ) -> list[Want]:
-    """What is read for the leaves of a target, from each leaf's position in the item, wanted spec, and live or abstract leaf;
-    with ``sharding=`` if that was passed.
-    """
+    """What is read for the leaves of a target, from each leaf's position in the item, wanted spec, and live or abstract leaf."""
     arrays = (jax.Array, jax.ShapeDtypeStruct)
     asked = [
         shardings.wanted_sharding(leaf) if isinstance(leaf, arrays) else None
@@ -234,30 +220,16 @@ def wants_of_target(
     return wants
 
 
-PYTHON_NUMBERS = frozenset({"int", "float", "bool", "complex"})
-
-
 def kind_of_result(saved: LeafSpec, wanted: LeafSpec) -> LeafSpec:
-    """Kind, dtype and shape of a leaf that is wanted as a Python number; a saved array stays an array. A new state may hold a
-    number where the trained one has an array. If the array became a Python number, later steps would compute in another dtype.
-    """
+    """The spec of a leaf that is wanted as a Python number. A saved array stays one: else steps would compute in another dtype."""
     if saved.kind not in _NUMBERS:
         return wanted
-    kinds = {_family(saved.numpy_dtype), _family(wanted.numpy_dtype)}
-    if len(kinds) == 1:
+    if family(saved.dtype) == family(wanted.dtype):
         return saved
     dtype = wanted.numpy_dtype  # the caller passed cast=True, else matching would have failed
     if saved.kind == "jax":
         dtype = np.dtype(jax.dtypes.canonicalize_dtype(dtype))
     return LeafSpec(saved.kind, dtype.name, saved.shape)
-
-
-def _family(dtype: np.dtype[Any]) -> str:
-    """The Python number type that a dtype fits: integer, floating, complex, or the dtype itself."""
-    for family in (np.integer, np.floating, np.complexfloating):
-        if jax.dtypes.issubdtype(dtype, family):
-            return family.__name__
-    return dtype.name
 
 
 def _saved_sharding(item: SavedItem, position: int, mesh: Any = None) -> Any:
@@ -276,8 +248,7 @@ def _saved_sharding(item: SavedItem, position: int, mesh: Any = None) -> Any:
 
 def check_room(item: SavedItem, wants: Sequence[Want], replaced: Sequence[Any] = ()) -> None:
     """Raises CheckpointError, before anything is read, if arrays exceed the free memory of the default device, or if several
-    processes run and nothing says which holds what. ``replaced`` has the leaves in the places of what is read, if any are.
-    An array without a sharding is each process's own copy of one value, if it was saved as one or replaces one.
+    processes run and nothing says which holds what: neither the saved sharding nor the ``replaced`` leaf in that place.
     """
     unplaced = [
         (want.leaf, want.spec, leaf)
@@ -297,7 +268,7 @@ def check_room(item: SavedItem, wants: Sequence[Want], replaced: Sequence[Any] =
             f"{where} was saved with a {kind}{f' on {on!s:.80}' if on else ''}: give a target with shardings, "
             "or load with sharding= or as_numpy=True"
         )
-    free = placing.free_bytes()
+    free = placing.free_bytes() if unplaced else None
     needed = sum(spec.stored_bytes for _, spec, _ in unplaced)
     if free is not None and needed > free:
         raise CheckpointError(
@@ -330,15 +301,8 @@ def is_resharded(described: dict[str, Any] | None, sharding: Any) -> bool:
     return saved is None or saved != sharding
 
 
-_PYTHON_FLOATS = ("float", "complex")
-
-
-def value_of(
-    saved: LeafSpec, want: Want, parts: dict[Region, Array], path: Path, *, cast: bool
-) -> Any:
-    """The value of one leaf. ``parts`` has the stored data of each of its regions in host memory. Without ``cast`` a Python
-    float becomes no other number. Raises StructureMismatch if values do not fit the wanted dtype.
-    """
+def value_of(saved: LeafSpec, want: Want, parts: Parts, path: Path, *, cast: bool) -> Any:
+    """The value of one leaf, made of its regions in host memory. Raises StructureMismatch if they do not fit the wanted dtype."""
     spec = want.spec or saved
     if spec.kind == "key":
         if want.sharding is None and saved.kind != "key":
@@ -365,15 +329,13 @@ def value_of(
     return array[()] if spec.kind == "numpy_scalar" else from_host_array(array, spec)
 
 
-def _logical(
-    saved: LeafSpec, spec: LeafSpec, parts: dict[Region, Array], path: Path, cast: bool
-) -> dict[Region, Array]:
+def _logical(saved: LeafSpec, spec: LeafSpec, parts: Parts, path: Path, cast: bool) -> Parts:
     """The stored parts, converted to the saved dtype, or to that of the target if it has one."""
     made = {region: as_logical(part, saved) for region, part in parts.items()}
     if not spec.dtype or spec.kind == "bytes" or saved.kind == "key":
         return made
     dtype, lost = dtype_from_name(spec.dtype), list[Array]()
-    number = saved.kind in _PYTHON_FLOATS
+    number = saved.kind in ("float", "complex")
     # what jit makes of a Python float is weakly typed, and rounded: such a target asks for that
     rounds = not number or cast or spec.detail == "weak"
     for region, array in made.items():

@@ -14,7 +14,6 @@ from typing import Any
 from ckpt_core._load import load
 from ckpt_core._look.leaves import Leaf, Trees, check_found
 from ckpt_core._look.numbers import PairSums
-from ckpt_core._options import Options, checked_options
 from ckpt_core._tree import Node, Path, format_path
 from ckpt_core._tree.patterns import read_again
 from ckpt_core._words import in_order
@@ -44,7 +43,7 @@ class LeafDifference:
 
 @dataclass(frozen=True)
 class NodeDifference:
-    """A place of a tree that is another container on either side, or stands under another key; ``item`` is its name in A."""
+    """A place of a tree with another container, or under another key; ``item`` is its name in A."""
 
     item: str
     path: str
@@ -85,20 +84,17 @@ class Difference:
 
 
 def compare(
-    a: str | os.PathLike[str],
-    b: str | os.PathLike[str],
-    *,
-    only: str | Iterable[str] | None = None,
-    options: Options | None = None,
+    a: str | os.PathLike[str], b: str | os.PathLike[str], *, only: str | Iterable[str] | None = None
 ) -> Difference:
-    """What differs between two checkpoints of any format. Items are matched by name, two single trees with each other; leaves by
-    path with slashes for dots, unless two of one side had the same path then. ``only`` leaves out items that are not trees.
+    """What differs between two checkpoints of any format. Items are matched by name, or if each side has one tree; leaves by path
+    with slashes for dots, if that is unique. ``only`` leaves out items that are not trees.
     """
-    chosen = checked_options(options)
     only = read_again(only)
-    one, other = Trees(a, only, chosen), Trees(b, only, chosen)
+    one, other = Trees(a, only), Trees(b, only)
     check_found(only, one, other)  # what one side alone has is a difference
-    pairs = _pairs(one, other)
+    pairs = {name: name for name in one.items if name in other.items}
+    if len(one.items) == len(other.items) == 1:
+        pairs = dict(zip(one.items, other.items, strict=True))
     only_a = [name for name in one.items if name not in pairs]
     only_b = [name for name in other.items if name not in pairs.values()]
     leaves: list[LeafDifference] = []
@@ -118,16 +114,10 @@ def compare(
         only_a += [name for name in one.others if name not in other.others]
         only_b += [name for name in other.others if name not in one.others]
         shared = [name for name in one.others if name in other.others]
-        others = {name: _same_item(one, other, name, chosen) for name in shared}
+        others = {name: _same_item(one, other, name) for name in shared}
     alone = sorted(only_a), sorted(only_b)
     same = one.metadata == other.metadata
     return Difference(one.path, other.path, *alone, leaves, others, same, structure)
-
-
-def _pairs(one: Trees, other: Trees) -> dict[str, str]:
-    if len(one.items) == len(other.items) == 1:
-        return dict(zip(one.items, other.items, strict=True))
-    return {name: name for name in one.items if name in other.items}
 
 
 def _by_path(a: Iterable[Leaf], b: Iterable[Leaf]) -> list[dict[str, Leaf]]:
@@ -161,7 +151,7 @@ def _leaf(names: tuple[str, str], a: Leaf, b: Leaf, pieces: Iterator[Any]) -> Le
         return replace(found, kind="shape")
     sums = PairSums()
     for left, right in islice(pieces, len(a.regions(max(a.itemsize, b.itemsize)))):
-        (sums.add if a.has_numbers else sums.add_bits)(left, right)
+        sums.add(left, right, a.has_numbers)
     kind = "values" if sums.changed else "same"
     kind = "dtype" if a.spec.dtype != b.spec.dtype else kind
     numbers = [one.name for one in fields(LeafDifference)][5 : None if a.has_numbers else 7]
@@ -183,14 +173,14 @@ def _described(leaf: Leaf) -> str:
     return f"{leaf.spec.dtype or leaf.spec.kind}{list(leaf.spec.shape)}"
 
 
-def _same_item(one: Trees, other: Trees, name: str, options: Options) -> bool | None:
+def _same_item(one: Trees, other: Trees, name: str) -> bool | None:
     """Whether an item that is no tree is the same on both sides; None if it cannot be compared."""
     form = one.others[name]
     if form != other.others[name]:
         return False
     if form not in ("json", "files"):
         return None
-    a, b = (load(trees.path, item=name, options=options) for trees in (one, other))
+    a, b = (load(trees.path, item=name) for trees in (one, other))
     if form == "json":  # as text: NaN is itself, and 1 is not true
         return json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
     names = sorted(a.names())
@@ -200,26 +190,24 @@ def _same_item(one: Trees, other: Trees, name: str, options: Options) -> bool | 
 def _differing_nodes(
     item: str, a: Node, b: Node, below: Collection[Path] | None
 ) -> list[NodeDifference]:
-    """Where two trees differ beside their leaves, in the order of A, on the way to the leaves ``below`` (None: everywhere)."""
+    """Where two trees differ beside their leaves, on the way to the leaves ``below`` (None: everywhere)."""
     nodes_a, nodes_b = (
         {format_path(path): text for path, text in _nodes_of(root, ())} for root in (a, b)
     )
     prefixes = (path[:length] for path in below or () for length in range(len(path) + 1))
     wanted = set(map(format_path, prefixes))
-    return [
-        NodeDifference(item, path, nodes_a.get(path, "nothing"), nodes_b.get(path, "nothing"))
-        for path in dict.fromkeys([*nodes_a, *nodes_b])
-        if below is None or path in wanted
-        if nodes_a.get(path) != nodes_b.get(path) and not _is_listed(path, nodes_a, nodes_b)
-    ]
+    found: list[NodeDifference] = []
+    for path in dict.fromkeys([*nodes_a, *nodes_b]):
+        mine, theirs = nodes_a.get(path, _NOTHING), nodes_b.get(path, _NOTHING)
+        either = mine if theirs == _NOTHING else theirs
+        # the lists of leaves have what one side alone has; earlier versions did not record constants
+        known = _NOTHING in (mine, theirs) and either.startswith((_LEAF, _CONSTANT))
+        if mine != theirs and not known and (below is None or path in wanted):
+            found.append(NodeDifference(item, path, mine, theirs))
+    return found
 
 
-_LEAF, _CONSTANT = "a leaf", "static "
-
-
-def _is_listed(path: str, a: dict[str, str], b: dict[str, str]) -> bool:
-    """Whether one side alone has a leaf there, which the lists of leaves say, or a value that earlier versions did not record."""
-    return (path in a) != (path in b) and (a.get(path) or b[path]).startswith((_LEAF, _CONSTANT))
+_LEAF, _CONSTANT, _NOTHING = "a leaf", "static ", "nothing"
 
 
 def _nodes_of(node: Node, path: Path) -> Iterator[tuple[Path, str]]:

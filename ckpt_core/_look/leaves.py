@@ -16,7 +16,7 @@ from ckpt_core._errors import CheckpointNotFound
 from ckpt_core._layout.chunks import chunk_parts, chunk_shape
 from ckpt_core._layout.regions import Region, whole
 from ckpt_core._look.numbers import Sums
-from ckpt_core._options import MIB, Options, checked_options
+from ckpt_core._options import MIB, Options
 from ckpt_core._read import Want, read_leaves, with_specs
 from ckpt_core._saved import Checkpoint, NativeItem, OrbaxItem, SavedItem, open_checkpoint
 from ckpt_core._storage import new_context
@@ -61,25 +61,27 @@ class Leaf:
 class Trees:
     """The trees of one checkpoint: ``items`` has the leaves of each, ``others`` the form of each item that is none."""
 
-    def __init__(
-        self, path: str | os.PathLike[str], only: str | Iterable[str] | None, options: Options
-    ) -> None:
-        opened = open_checkpoint(path, options)
+    def __init__(self, path: str | os.PathLike[str], only: str | Iterable[str] | None) -> None:
+        opened = open_checkpoint(path)
         self._opened: Checkpoint = opened
-        self._options = options
         self._context = new_context()
         self.path, self.metadata = opened.path, opened.metadata
         self.items: dict[str, list[Leaf]] = {}
         self.others: dict[str, str] = {}
+        self.all_paths: dict[str, Sequence[Path]] = {}  # of the leaves of each tree, chosen or not
         self._saved: dict[str, SavedItem] = {}
         for name, item in opened.items.items():
-            if item.form == "tree":
-                if isinstance(item, OrbaxItem):
-                    item = with_specs(opened, item, self._context)
-                self._saved[name] = item
-                self.items[name] = self._leaves(item, only)
-            else:
+            if item.form != "tree":
                 self.others[name] = item.form
+                continue
+            if isinstance(item, OrbaxItem):
+                item = with_specs(opened, item, self._context)
+            self._saved[name], self.items[name], self.all_paths[name] = item, [], item.paths
+            text_of = opened.texts(item)
+            for n in positions_of(item.paths, item.specs, selector(only, item=item.name)):
+                spec = item.specs[n]
+                text = text_of(n) if spec.kind in TEXT_KINDS else None
+                self.items[name].append(Leaf(format_path(item.paths[n]), spec, text, n))
 
     def root(self, item: str) -> Node | None:
         """The structure of an item, with the types of its containers; None if its format has none."""
@@ -90,43 +92,24 @@ class Trees:
         """Paths of the leaves that ``only`` takes."""
         return [self._saved[item].paths[leaf.place] for leaf in self.items[item]]
 
-    @property
-    def paths(self) -> list[tuple[str, Sequence[Path]]]:
-        """Each tree's name, and the paths of all its leaves, chosen or not."""
-        return [(name, item.paths) for name, item in self._saved.items()]
-
-    def _leaves(self, item: SavedItem, only: str | Iterable[str] | None) -> list[Leaf]:
-        text_of = self._opened.texts(item)
-        found: list[Leaf] = []
-        for n in positions_of(item.paths, item.specs, selector(only, item=item.name)):
-            spec = item.specs[n]
-            text = text_of(n) if spec.kind in TEXT_KINDS else None
-            found.append(Leaf(format_path(item.paths[n]), spec, text, n))
-        return found
-
     def pieces(
         self, item: str, leaves: Sequence[Leaf], itemsizes: Sequence[int] = ()
     ) -> Generator[Array]:
-        """The values of leaves that are not text, in order: ``regions()`` of each in turn, of its item size or that given; close it, its threads read ahead."""
-        sizes = itemsizes or [leaf.itemsize for leaf in leaves]
-        read_in = [
-            (leaf, part)
-            for leaf, size in zip(leaves, sizes, strict=True)
-            for part in leaf.regions(size)
-        ]
-        specs = [leaf.spec for leaf, _ in read_in]
-        wants = [Want(leaf.place, [part]) for leaf, part in read_in]
+        """The values of leaves, ``regions()`` of each in turn, of its item size or that given; close it, its threads read ahead."""
+        saved, sizes = self._saved[item], itemsizes or [leaf.itemsize for leaf in leaves]
+        sized = zip(leaves, sizes, strict=True)
+        wants = [Want(leaf.place, [part]) for leaf, size in sized for part in leaf.regions(size)]
         with self._opened.held():
-            read = read_leaves(self._opened, self._saved[item], wants, self._options, self._context)
+            read = read_leaves(self._opened, saved, wants, Options(), self._context)
             with contextlib.closing(read):
-                for (_, parts), spec in zip(read, specs, strict=True):
+                for want, parts in read:
                     (array,) = parts.values()
-                    yield as_logical(array, spec)
+                    yield as_logical(array, saved.specs[want.leaf])
 
 
 def check_found(only: Any, *sides: Trees) -> None:
     """Raises CheckpointNotFound if ``only=``, or one of its patterns, matches no leaf on any side."""
-    idle = idle_patterns(only, [tree for side in sides for tree in side.paths])
+    idle = idle_patterns(only, [tree for side in sides for tree in side.all_paths.items()])
     if idle or (only is not None and not any(any(side.items.values()) for side in sides)):
         where = ", ".join(side.path for side in sides)
         raise CheckpointNotFound(f"{where}: only={idle or only!r} matches no leaf")
@@ -156,14 +139,11 @@ class LeafStatistics:
 
 
 def leaf_statistics(
-    path: str | os.PathLike[str],
-    *,
-    only: str | Iterable[str] | None = None,
-    options: Options | None = None,
+    path: str | os.PathLike[str], *, only: str | Iterable[str] | None = None
 ) -> Iterator[LeafStatistics]:
-    """Numbers about each leaf of the trees in a checkpoint of any format; holds a few pieces of it at a time."""
+    """Numbers about each leaf of a checkpoint of any format, which is read in pieces."""
     only = read_again(only)
-    trees = Trees(path, only, checked_options(options))
+    trees = Trees(path, only)
     check_found(only, trees)
     names = [one.name for one in fields(LeafStatistics)][5:]
     for item, leaves in trees.items.items():

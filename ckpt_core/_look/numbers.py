@@ -30,33 +30,35 @@ class Sums:
     average: complex = 0.0  # mean; 0 if no element is finite
     squares: float = 0.0  # sum of the squared magnitudes
     spread: float = 0.0  # sum of the squared distances to the mean
+    # how many negative, and how many positive values have a magnitude below each power of two, and not below half of it
     octave_counts: Array = field(
         default_factory=lambda: np.zeros((2, _HIGHEST - _LOWEST + 1), np.int64)
     )
-    """How many negative, and how many positive values have a magnitude below each power of two, and not below half of it:
-    powers of two need no known range, and are the same for every leaf and step.
-    """
 
     def add(self, array: Array) -> None:
         """Adds a piece."""
         for (block,) in _blocks(array):
             values = _as_numbers(block)
-            nan = np.isnan(values)
-            self.count += values.size
-            self.nan_count += int(nan.sum())
-            self.inf_count += int((np.isinf(values) & ~nan).sum())
-            self.zero_count += values.size - int(np.count_nonzero(values))
             finite = values[np.isfinite(values)]
+            nan_count = int(np.isnan(values).sum())
+            self.count += values.size
+            self.nan_count += nan_count
+            self.inf_count += values.size - finite.size - nan_count
+            self.zero_count += values.size - int(np.count_nonzero(values))
             if finite.size:
                 with np.errstate(over="ignore", invalid="ignore"):  # squares beyond all floats
                     self._add_finite(finite)
 
     def _add_finite(self, values: Array) -> None:
-        sizes = np.abs(values)
-        ordered = sizes if values.dtype.kind == "c" else values
+        sizes, is_complex = np.abs(values), values.dtype.kind == "c"
+        ordered = sizes if is_complex else values
         self.min = float(np.fmin(self.min, ordered.min()))
         self.max = float(np.fmax(self.max, ordered.max()))
-        self._count_octaves(values, sizes)
+        taken = np.isfinite(sizes) & (sizes > 0)
+        positive = is_complex or values[taken] > 0  # complex numbers count as positive ones
+        width = self.octave_counts.shape[1]
+        places = np.frexp(sizes[taken])[1] - _LOWEST + width * positive
+        self.octave_counts += np.bincount(places, minlength=2 * width).reshape(2, width)
         # the squares of sums lose all digits where the mean is far from 0
         before, self.finite_count = self.finite_count, self.finite_count + values.size
         share, mean = values.size / self.finite_count, values.mean().item()
@@ -65,14 +67,6 @@ class Sums:
         between = before * share * np.longdouble(abs(apart)) ** 2
         self.spread += _dot(values - mean, values - mean) + between
         self.average = self.average * (1 - share) + mean * share
-
-    def _count_octaves(self, values: Array, sizes: Array) -> None:
-        taken = np.isfinite(sizes) & (sizes > 0)
-        exponents = np.frexp(sizes[taken])[1] - _LOWEST
-        complex_ = values.dtype.kind == "c"  # as positive ones
-        negative = np.zeros(exponents.size, bool) if complex_ else values[taken] < 0
-        for row, chosen in zip(self.octave_counts, (negative, ~negative), strict=True):
-            row += np.bincount(exponents[chosen], minlength=row.size)
 
     @property
     def octaves(self) -> tuple[tuple[int, int, int], ...]:
@@ -114,35 +108,33 @@ class PairSums:
     inf_a: int = 0
     inf_b: int = 0
 
-    def add(self, a: Array, b: Array) -> None:
-        """Adds a piece of each."""
-        for left, right in _blocks(a, b):
-            with np.errstate(over="ignore", invalid="ignore"):  # squares beyond all floats
-                self._add_block(left, right)
-
-    def add_bits(self, a: Array, b: Array) -> None:
-        """Adds a piece of each, of one dtype that holds no numbers."""
+    def add(self, a: Array, b: Array, are_numbers: bool) -> None:
+        """Adds a piece of each; unless they are numbers, both are of one dtype, and their bits alone count."""
         for left, right in _blocks(a, b):
             self.count += left.size
-            self.changed += left.size - int(np.count_nonzero(_same_bits(left, right)))
+            if left.dtype == right.dtype:
+                self.changed += left.size - int(np.count_nonzero(_same_bits(left, right)))
+            if are_numbers:
+                with np.errstate(over="ignore", invalid="ignore"):  # squares beyond all floats
+                    self._add_numbers(left, right)
 
-    def _add_block(self, a: Array, b: Array) -> None:
+    def _add_numbers(self, a: Array, b: Array) -> None:
         numbers_a, numbers_b = _as_numbers(a), _as_numbers(b)
         nan_a, nan_b = np.isnan(numbers_a), np.isnan(numbers_b)
-        if a.dtype == b.dtype:
-            same, distances = _same_bits(a, b), _distances(a, b, numbers_a, numbers_b)
-        else:
+        if a.dtype != b.dtype:
             same = (numbers_a == numbers_b) | (nan_a & nan_b)
-            distances = np.abs(numbers_b - numbers_a)
-        self.count += a.size
-        self.changed += a.size - int(np.count_nonzero(same))
+            self.changed += a.size - int(np.count_nonzero(same))
         self.nan_a += int(nan_a.sum())
         self.nan_b += int(nan_b.sum())
         self.inf_a += int((np.isinf(numbers_a) & ~nan_a).sum())
         self.inf_b += int((np.isinf(numbers_b) & ~nan_b).sum())
+        apart = np.abs(numbers_b - numbers_a)
+        if a.dtype == b.dtype and a.dtype in (np.int64, np.uint64):
+            # neighbours have the same float
+            apart = (np.maximum(a, b) - np.minimum(a, b)).view(np.uint64).astype(np.float64)
         finite = np.isfinite(numbers_a) & np.isfinite(numbers_b)
         if finite.any():
-            numbers_a, numbers_b, apart = (one[finite] for one in (numbers_a, numbers_b, distances))
+            numbers_a, numbers_b, apart = (one[finite] for one in (numbers_a, numbers_b, apart))
             self.finite_count += apart.size
             self.largest = max(self.largest, float(apart.max()))
             self.squares += _dot(apart, apart)
@@ -170,7 +162,7 @@ class PairSums:
 
 
 def _blocks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
-    """Arrays of one shape, block by block, so that numbers of one byte do not take eight times their memory."""
+    """Arrays of one shape, block by block: as float64, bytes take eight times their memory."""
     flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
     for start in range(0, flat[0].size, _BLOCK):
         yield tuple(one[start : start + _BLOCK] for one in flat)
@@ -182,19 +174,12 @@ def _as_numbers(array: Array) -> Array:
 
 
 def _dot(a: Array, b: Array) -> Any:
-    """The sum of products, real part; where it leaves the range of floats, in the longest that the machine has."""
+    """The sum of products, real part; beyond the range of floats, in the longest that the machine has."""
     found = np.vdot(a, b).real
     if 1e-290 < abs(found) < math.inf or not (a.any() and b.any()):
         return found
     long: Any = np.clongdouble if a.dtype.kind == "c" else np.longdouble
     return np.vdot(a.astype(long), b.astype(long)).real
-
-
-def _distances(a: Array, b: Array, numbers_a: Array, numbers_b: Array) -> Array:
-    """How far values of one dtype are apart; whole numbers of 64 bits exactly, since neighbours have the same float."""
-    if a.dtype in (np.int64, np.uint64):
-        return (np.maximum(a, b) - np.minimum(a, b)).view(np.uint64).astype(np.float64)
-    return np.abs(numbers_b - numbers_a)
 
 
 def _same_bits(a: Array, b: Array) -> Array:

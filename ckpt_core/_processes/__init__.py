@@ -1,7 +1,6 @@
 """Agreement of all processes through jax.distributed's coordination service, and what jax offers them there.
 
-With one process, all calls return at once. No device collective is used, so every call is safe in a
-background thread.
+With one process, all calls return at once. No device collective is used: every call is safe in a background thread.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from ckpt_core._processes import wire
 from ckpt_core._processes.wire import NotTogether, Said
 
 logger = logging.getLogger("ckpt_core")
-_REPORT_SECS = 5.0
-"""Interval at which a waiting process logs which processes it waits for."""
+_REPORT_SECS = 5.0  # interval at which a waiting process logs which processes it waits for
 _LOOK_SECS = 1.0
 _absent: dict[str, Sequence[int]] = {}
 """Tag of an agreement -> the processes that have not arrived there."""
@@ -43,8 +41,8 @@ class Processes:
     count: int
 
     def round(self, call: str, timeout_secs: float, where: str = "") -> Round:
-        """The agreements of one call. All processes begin the same rounds in the same order, and ``call``, what they are about
-        to do, is the same on all. ``where`` begins the message of an error of another process.
+        """The agreements of one call. All processes begin the same rounds in the same order, and ``call``, what they are
+        about to do, is the same on all. ``where`` begins the message of an error of another process.
         """
         client = coordination().client if self.count > 1 else None
         tag = "" if client is None else str(next(wire.rounds(client)))
@@ -52,8 +50,7 @@ class Processes:
 
     def put(self, name: str, text: str) -> None:
         """Sets a key, which any process may get; does nothing where the service has ended."""
-        client = coordination().client if self.count > 1 else None
-        if client is not None:
+        if (client := coordination().client) is not None:
             with self.service_errors(name):
                 client.key_value_set(f"ckpt/{name}", text, allow_overwrite=True)
 
@@ -65,8 +62,7 @@ class Processes:
 
     def drop(self, name: str) -> None:
         """Deletes a key and all below it; does nothing where the service has ended."""
-        client = coordination().client
-        if client is not None:
+        if (client := coordination().client) is not None:
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 client.key_value_delete(f"ckpt/{name}")
 
@@ -104,20 +100,17 @@ class Round:
         error: BaseException | None = None,
         waits: bool = True,
     ) -> str:
-        """Blocks until all processes have called it; returns what ``judge`` on process 0 makes of their values, ordered by
-        process. Each sends one value and fetches one answer, whatever their number. A process that failed brings its ``error``:
-        it raises that, and the others one of its class. What ``judge`` raises, all raise. If process 0 ``waits`` for
-        nobody, ``judge`` gets its value alone. Raises BarrierTimeout, with the ``absent`` processes, if some did not
-        arrive, NotTogether if one makes another call.
+        """Blocks until all processes have called it; gives what ``judge`` on process 0 makes of their values, ordered by
+        process. A process that failed brings its ``error``: it raises that, and the others one of its class. What
+        ``judge`` raises, all raise. If process 0 ``waits`` for nobody, ``judge`` gets its value alone. BarrierTimeout
+        names the ``absent`` processes; NotTogether is for another call.
         """
         index = self.processes.index
         if self.processes.count == 1:
             if error is not None:
                 raise error
             return judge([value]) or ""
-        mine = Said(self.call, value)
-        if error is not None:
-            mine = Said.error_of(index, self.call, error)
+        mine = Said(self.call, value) if error is None else Said.error_of(index, self.call, error)
         client, tag = coordination().client, f"{self._tag}/{next(self._numbers)}"
         _absent[tag] = [0] if index else []
         try:
@@ -151,9 +144,7 @@ class Round:
         report: Callable[[Any], str] = lambda _: "",
         judge: Callable[[list[str]], str | None] = lambda _: None,
     ) -> Any:
-        """Runs ``work`` on every process and blocks until all have; returns its result here. If one fails, all raise. ``judge``
-        on process 0 sees what ``report`` makes of each result, and may refuse it by raising.
-        """
+        """Runs ``work`` on all, waits for all; its result here. All raise if one fails, or ``judge`` refuses the reports."""
         if self.processes.count == 1:
             return work()
         result, error, text = None, None, ""
@@ -205,7 +196,7 @@ class Round:
     ) -> tuple[Said, BaseException | None]:
         """On process 0: publishes the answer; returns it, and the error of this process if there is one."""
         answers = wire.answers(client)
-        waits = waits or answers.far_ahead
+        waits = waits or answers.ahead >= wire.MOST_AHEAD
         try:
             client.key_value_set(f"{wire.values_folder(tag)}0", mine.dump())
             everyone = self._everyone(client, tag) if waits else [mine]
@@ -301,28 +292,25 @@ def this_run() -> Processes:
 
 def coordination() -> Any:
     """``client``, ``preemption_sync_manager`` and ``address`` of jax's distributed service, which has no public API;
-    Orbax uses this one too. If a version of jax has moved it, a process that is alone needs none, and several raise
-    CheckpointError.
+    Orbax uses it, too. Where jax has moved it, one process needs none, and several raise CheckpointError.
     """
-    if sys.modules.get("jax") is None:  # whoever has not imported it has joined nobody
-        return SimpleNamespace(client=None, preemption_sync_manager=None, address=None)
-    try:
-        from jax._src import distributed
+    if sys.modules.get("jax") is not None:  # whoever has not imported it has joined nobody
+        try:
+            from jax._src import distributed
 
-        state = distributed.global_state
-        return SimpleNamespace(
-            client=state.client,
-            preemption_sync_manager=state.preemption_sync_manager,
-            address=getattr(state, "coordinator_address", None),
-        )
-    except (ImportError, AttributeError) as error:
-        if jax.process_count() > 1:
-            raise CheckpointError(
-                f"jax {jax.__version__} has no coordination service where ckpt looks for it, so its "
-                f"{jax.process_count()} processes cannot agree on a checkpoint: upgrade ckpt-core, or use an "
-                "older jax"
-            ) from error
-        return SimpleNamespace(client=None, preemption_sync_manager=None, address=None)
+            state = distributed.global_state
+            return SimpleNamespace(
+                client=state.client,
+                preemption_sync_manager=state.preemption_sync_manager,
+                address=getattr(state, "coordinator_address", None),
+            )
+        except (ImportError, AttributeError) as error:
+            if (count := jax.process_count()) > 1:
+                raise CheckpointError(
+                    f"jax {jax.__version__} has no coordination service where ckpt looks for it, so its {count} processes "
+                    "cannot agree on a checkpoint: upgrade ckpt-core, or use an older jax"
+                ) from error
+    return SimpleNamespace(client=None, preemption_sync_manager=None, address=None)
 
 
 def coordinator_host() -> str:
@@ -337,9 +325,7 @@ def preemption_service_listens() -> bool:
 
 
 def preemption_sync_point(step: int) -> bool | None:
-    """Whether all processes agreed, through jax's preemption service, to stop at this step; None if the service is
-    off. All processes must call it for every step.
-    """
+    """Whether all agreed, by jax's preemption service, to stop at this step; None if it is off. All ask at every step."""
     if not preemption_service_listens():
         return None
     from jax.experimental import multihost_utils
@@ -351,10 +337,9 @@ def preemption_sync_point(step: int) -> bool | None:
 
 
 def join_from_environment(environment: Mapping[str, str]) -> bool:
-    """Calls ``jax.distributed.initialize`` if the environment names the processes of the run; returns whether it is
-    initialized afterwards. The variables are JAX_COORDINATOR_ADDRESS (with the port, or with JAX_COORDINATOR_PORT),
-    JAX_NUM_PROCESSES and JAX_PROCESS_ID; raises ValueError for only some. For programs that own the process, like the
-    command line.
+    """Calls ``jax.distributed.initialize`` if the environment has JAX_COORDINATOR_ADDRESS (with a port, or
+    JAX_COORDINATOR_PORT), JAX_NUM_PROCESSES and JAX_PROCESS_ID, or ValueError for only some; whether it is initialized
+    then. For programs that own the process, like the command line.
     """
     names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
     missing = [name for name in names if not environment.get(name)]

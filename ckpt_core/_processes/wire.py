@@ -19,9 +19,8 @@ from ckpt_core._errors import (
 )
 from ckpt_core._lazy import jax
 
-_KEPT_ANSWERS = 4096
-"""Process 0 deletes an answer when it has given so many more."""
-_MOST_AHEAD = 2048
+_KEPT_ANSWERS = 4096  # process 0 deletes an answer when it has given so many more
+MOST_AHEAD = 2048
 """After so many answers for which process 0 waited for nobody, it waits once: no answer is deleted before all have it."""
 
 
@@ -82,16 +81,9 @@ def failure_of(everyone: Sequence[Said]) -> Said | None:
     """The error that all raise: an interrupt first, as its process agrees on nothing more; then what says nothing of the
     checkpoint, so that no older one is taken; then one that is not found, of which others may miss files.
     """
-    failed = [one for one in everyone if one.failed >= 0]
-    order = ("CheckpointNotFound", "CheckpointCorrupt")
-
-    def rank(one: Said) -> int:
-        if not one.kind:
-            return -1
-        return 1 + order.index(one.kind) if one.kind in order else 0
-
-    if failed:
-        return min(failed, key=rank)
+    ranks = {"": -1, "CheckpointNotFound": 1, "CheckpointCorrupt": 2}
+    if failed := [one for one in everyone if one.failed >= 0]:
+        return min(failed, key=lambda one: ranks.get(one.kind, 0))
     first = everyone[0]
     for index, one in enumerate(everyone):
         if one.call != first.call:
@@ -162,19 +154,14 @@ class Answers:
 
     def __init__(self) -> None:
         self._kept: deque[str] = deque()
-        self._ahead = 0
+        self.ahead = 0  # for so many in turn process 0 has waited for nobody
         self._lock = threading.Lock()
-
-    @property
-    def far_ahead(self) -> bool:
-        """Whether process 0 has to wait for the others before its next answer."""
-        return self._ahead >= _MOST_AHEAD
 
     def put(self, client: Any, tag: str, text: str, waited: bool) -> None:
         """Publishes an answer; ``waited`` says whether the values of all had come."""
         client.key_value_set(answer_key(tag), text)
         with self._lock:
-            self._ahead = 0 if waited else self._ahead + 1
+            self.ahead = 0 if waited else self.ahead + 1
             self._kept.append(tag)
             old = self._kept.popleft() if len(self._kept) > _KEPT_ANSWERS else None
         if old is not None:

@@ -1,8 +1,7 @@
 """Loads with ``broadcast=True``: of the processes that hold a region, one reads it and sends it.
 
-Leaves are read in rounds of at most 64 MiB for each process. In each round every process reads its share, all agree that every
-read succeeded, and then replicated regions are exchanged over the devices. All compute the same rounds, from shapes, shardings
-and ``max_host_bytes``, which they have compared before.
+In rounds of at most 64 MiB for each process, all read their shares, agree that every read succeeded, and exchange replicated
+regions over the devices. The rounds follow from shapes, shardings and ``max_host_bytes``, which they have compared before.
 """
 
 from __future__ import annotations
@@ -11,60 +10,34 @@ import contextlib
 import functools
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ckpt_core._devices.shardings import LocalShards, local_shards
 from ckpt_core._errors import CheckpointError
 from ckpt_core._layout.chunks import WriterTurns, rows_per_block
-from ckpt_core._layout.regions import Region, Shape, region_shape, to_region
+from ckpt_core._layout.regions import Region, Shape, region_shape
 from ckpt_core._lazy import jax
 from ckpt_core._options import MIB, Options
 from ckpt_core._read.pipeline import read_leaves
-from ckpt_core._read.wants import Array, Want, aligned
+from ckpt_core._read.wants import Array, Parts, Want, aligned
 from ckpt_core._saved import Checkpoint, NativeItem, SavedItem
 from ckpt_core._storage import StoreContext
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 _ROUND_BYTES = 64 * MIB
 _SLAB_BYTES = 32 * MIB
 """Larger regions are cut into slabs of whole rows, which their holders read in turns."""
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """Which processes hold which regions of an array."""
-
-    holders: dict[Region, tuple[int, ...]]  # all holders of each region of this process, ascending
-    regions_each: int  # the most distinct regions that one process holds
-
-
-@functools.lru_cache(4096)
-def _layout(sharding: Any, shape: Shape, process: int) -> _Layout | None:
-    """The layout of an array of this sharding and shape; None if one process holds all of it."""
-    if sharding is None or isinstance(sharding, jax.sharding.SingleDeviceSharding):
-        return None
-    found: dict[Region, set[int]] = {}
-    for device, index in sharding.devices_indices_map(shape).items():
-        found.setdefault(to_region(index, shape), set()).add(device.process_index)
-    each = Counter(one for holders in found.values() for one in holders)
-    if len(each) == 1:
-        return None
-    mine = {
-        region: tuple(sorted(holders))
-        for region, holders in sorted(found.items())
-        if process in holders
-    }
-    return _Layout(mine, max(each.values()))
-
-
 class _Step(NamedTuple):
     """One leaf, or a slab of it: the same rows of each of its regions."""
 
     want: Want
-    layout: _Layout | None
+    layout: LocalShards | None  # None if one process holds all of it
     rows: tuple[int, int] | None  # first and last (exclusive), relative to the region; None: all
     last: bool  # it completes the leaf
     size_bytes: int  # the most that any process holds of it
@@ -89,18 +62,16 @@ def read_and_send(
     options: Options,
     context: StoreContext,
     watch: Callable[[int], None] | None = None,
-) -> Generator[tuple[Want, dict[Region, Array]]]:
-    """What ``read_leaves`` yields, but each replicated region is read by one process only, which verifies and sends it. Every
-    process of the load must call it, with the same leaves and shardings. ``agree`` waits for all of them, so that none waits in
-    a collective for one that failed; ``process`` is the index of this one. Raises CheckpointCorrupt if any process read damaged
-    data, and CheckpointError if an exchange failed.
+) -> Generator[tuple[Want, Parts]]:
+    """What ``read_leaves`` yields, but only one process reads, verifies and sends each replicated region. All processes of the load
+    must call it, with the same leaves and shardings. ``agree`` waits for them, so that none waits in a collective for one that
+    failed; ``process`` is the index of this one.
     """
     limit_bytes = min(_ROUND_BYTES, max(1, options.max_host_bytes // 4))
-    layouts = [_layout(want.sharding, item.specs[want.leaf].shape, process) for want in wants]
     turns = WriterTurns()  # so that all read about the same number of bytes
     rounds = [
         (steps, *_pieces(item, steps, turns))
-        for steps in _rounds(_steps(item, wants, layouts, limit_bytes), limit_bytes)
+        for steps in _rounds(_steps(item, wants, process, limit_bytes), limit_bytes)
     ]
     here: list[Want] = []  # what this process reads
     for steps, shared, alone in rounds:
@@ -109,7 +80,7 @@ def read_and_send(
                 alone[piece.step].append(piece.part)
         here += [Want(step.want.leaf, parts) for step, parts in zip(steps, alone, strict=True)]
     with contextlib.closing(read_leaves(checkpoint, item, here, options, context, watch)) as source:
-        parts: dict[Region, Array] = {}
+        parts: Parts = {}
         for steps, shared, _ in rounds:
             read = [next(source)[1] for _ in steps]
             # all memory before the processes agree: none waits in a collective for one that has too little
@@ -117,12 +88,21 @@ def read_and_send(
             agree()
             # sorted: if two groups share processes, these all run the two collectives in one order
             for holders in sorted(shared):
-                _receive(shared[holders], *rooms[holders], holders, read)
+                joined, start = _union(rooms[holders], holders), 0
+                for piece in shared[holders]:
+                    if piece.reader != process:
+                        received = _bytes_of(read[piece.step][piece.part])
+                        received[:] = joined[start : start + piece.size_bytes]
+                    start += piece.size_bytes
             for step, found in zip(steps, read, strict=True):
                 if step.rows is None:
                     yield step.want, found
                     continue
-                _put_rows(item, step.want, step.rows, found, parts)
+                for region in step.want.regions:
+                    if region not in parts:
+                        dtype = item.specs[step.want.leaf].numpy_dtype
+                        parts[region] = aligned(region_shape(region), dtype)
+                    parts[region][slice(*step.rows)] = found[_rows_of(region, step.rows)]
                 if step.last:
                     yield step.want, parts
                     parts = {}
@@ -131,16 +111,15 @@ def read_and_send(
 def _pieces(
     item: SavedItem, steps: Sequence[_Step], turns: WriterTurns
 ) -> tuple[dict[tuple[int, ...], list[_Piece]], list[list[Region]]]:
-    """What this process needs in a round: the replicated pieces, by the processes that hold them; and for each step the parts
-    that only this process holds. ``turns`` assigns readers.
-    """
+    """What this process needs in a round: the replicated pieces, by their holders; and for each step what it alone holds."""
     shared: dict[tuple[int, ...], list[_Piece]] = {}
     alone: list[list[Region]] = []
     for number, (want, layout, rows, *_) in enumerate(steps):
         spec = item.specs[want.leaf]
         alone.append([])
+        holders_of = {region: holders for region, holders, _ in layout.mine} if layout else {}
         for region in want.regions:
-            holders = () if layout is None else layout.holders[region[: len(spec.shape)]]
+            holders = holders_of[region[: len(spec.shape)]] if layout else ()
             part = _rows_of(region, rows)
             size_bytes = spec.numpy_dtype.itemsize * math.prod(region_shape(part))
             if len(holders) < 2 or not size_bytes:
@@ -152,54 +131,32 @@ def _pieces(
     return shared, alone
 
 
-def _room(
-    pieces: Sequence[_Piece], read: list[dict[Region, Array]], process: int
-) -> tuple[Array, list[Array | None]]:
-    """Memory for one exchange: the bytes of all pieces in order, zeros where another process reads one; and for each piece the
-    buffer that receives it, None if it was read here.
-    """
-    filled = _zeroed_lanes(sum(piece.size_bytes for piece in pieces))
-    outs: list[Array | None] = []
-    start = 0
+def _room(pieces: Sequence[_Piece], read: list[Parts], process: int) -> Bytes:
+    """Memory for one exchange: the pieces in order, zeros where another process reads one, for which ``read`` gets a buffer."""
+    filled, start = _zeroed_lanes(sum(piece.size_bytes for piece in pieces)), 0
     for piece in pieces:
+        parts = read[piece.step]
         if piece.reader == process:
-            filled[start : start + piece.size_bytes] = _bytes_of(read[piece.step][piece.part])
-            outs.append(None)
+            filled[start : start + piece.size_bytes] = _bytes_of(parts[piece.part])
         else:
-            outs.append(aligned(region_shape(piece.part), piece.dtype))
+            parts[piece.part] = aligned(region_shape(piece.part), piece.dtype)
         start += piece.size_bytes
-    return filled, outs
-
-
-def _receive(
-    pieces: Sequence[_Piece],
-    filled: Array,
-    outs: Sequence[Array | None],
-    holders: tuple[int, ...],
-    read: list[dict[Region, Array]],
-) -> None:
-    """Runs one exchange, and adds the received pieces to ``read``."""
-    joined, start = _union(filled, holders), 0
-    for piece, out in zip(pieces, outs, strict=True):
-        if out is not None:
-            _bytes_of(out)[:] = joined[start : start + piece.size_bytes]
-            read[piece.step][piece.part] = out
-        start += piece.size_bytes
+    return filled
 
 
 def _bytes_of(array: Array) -> Array:
     return array.reshape(-1).view(np.uint8)
 
 
-def _steps(
-    item: SavedItem, wants: Sequence[Want], layouts: Sequence[_Layout | None], limit_bytes: int
-) -> list[_Step]:
+def _steps(item: SavedItem, wants: Sequence[Want], process: int, limit_bytes: int) -> list[_Step]:
     """The steps of all leaves in order, the same on all processes; a leaf with regions above 32 MiB takes several."""
     steps: list[_Step] = []
-    for want, layout in zip(wants, layouts, strict=True):
+    for want in wants:
         spec = item.specs[want.leaf]
-        if layout is None:
-            steps.append(_Step(want, layout, None, True, spec.stored_bytes))
+        sharding = want.sharding
+        layout = None if sharding is None else local_shards(sharding, True, spec.shape, process)
+        if layout is None or layout.processes == 1:
+            steps.append(_Step(want, None, None, True, spec.stored_bytes))
             continue
         # jax shards evenly: all regions have the same shape
         shard: Shape = want.sharding.shard_shape(spec.shape)
@@ -212,10 +169,10 @@ def _steps(
                 slab_rows = max(1, slab_rows // block_rows) * block_rows
             for first in range(0, shape[0], slab_rows):
                 stop = min(first + slab_rows, shape[0])
-                size_bytes = row_bytes * (stop - first) * layout.regions_each
+                size_bytes = row_bytes * (stop - first) * layout.most_regions
                 steps.append(_Step(want, layout, (first, stop), stop == shape[0], size_bytes))
             continue
-        size_bytes = spec.numpy_dtype.itemsize * math.prod(shape) * layout.regions_each
+        size_bytes = spec.numpy_dtype.itemsize * math.prod(shape) * layout.most_regions
         steps.append(_Step(want, layout, None, True, size_bytes))
     return steps
 
@@ -242,25 +199,9 @@ def _rows_of(region: Region, rows: tuple[int, int] | None) -> Region:
     return ((start + rows[0], start + rows[1]), *region[1:])
 
 
-def _put_rows(
-    item: SavedItem,
-    want: Want,
-    rows: tuple[int, int],
-    found: dict[Region, Array],
-    parts: dict[Region, Array],
-) -> None:
-    """Copies the rows that were read of each region into the region's buffer in ``parts``."""
-    for region in want.regions:
-        if region not in parts:
-            parts[region] = aligned(region_shape(region), item.specs[want.leaf].numpy_dtype)
-        parts[region][rows[0] : rows[1]] = found[_rows_of(region, rows)]
-
-
 _LANE = np.dtype(np.uint32)
 _SMALLEST_LANES = 1024
 _STEPS_AN_OCTAVE = 8
-
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def _zeroed_lanes(size_bytes: int) -> Bytes:
@@ -273,8 +214,7 @@ def _zeroed_lanes(size_bytes: int) -> Bytes:
 def _union(filled: Bytes, holders: tuple[int, ...]) -> Bytes:
     """The union of the buffers of all ``holders``, read-only; exactly these processes must call it; blocks. At most one process
     has set each byte, and it is zero in the others, so the sum of the buffers as integers is exact. ``filled`` is a buffer from
-    ``_zeroed_lanes``, equally large on all holders, and must not change afterwards; ``holders`` are ascending. One device of each
-    process takes part. Raises CheckpointError if the collective failed; the time limit is jax's, not ``timeout_secs``.
+    ``_zeroed_lanes``, and must not change afterwards. The time limit is jax's.
     """
     add, mesh = _adder(holders)
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("process"))

@@ -31,6 +31,7 @@ from ckpt_core._read.wants import (
     PIECE_BYTES,
     Array,
     Job,
+    Parts,
     Reads,
     ReadsOf,
     Share,
@@ -75,7 +76,7 @@ class Chunk(NamedTuple):
     crcs: list[int] | None = None
 
 
-_Small = tuple[int, Extent, int | None, dict[Region, Array]]
+_Small = tuple[int, Extent, int | None, Parts]
 """A small array: its leaf, its place, its checksum or None, and the parts of it that are wanted."""
 
 
@@ -87,17 +88,14 @@ class StoredTensors:
     def __init__(
         self, checkpoint: Checkpoint, item: ExtentItem, files: DataFiles | StoreFiles
     ) -> None:
-        self._checkpoint = checkpoint
-        self._item = item
-        self.files = files
+        self._checkpoint, self._item, self.files = checkpoint, item, files
         # Wanted bytes at most this far apart are read at once: in a store, each request takes its time.
         self.gap_bytes = 32 * KIB if checkpoint.location.local else MIB
         self.chunks = [tuple(max(1, size) for size in spec.shape) for spec in item.specs]
         self.codecs: list[str | None] = [None] * len(item.specs)
 
     def find(self, leaf: int, key: str, chunk_bytes: int) -> Chunk:
-        place = Extent(self._item.files[leaf], self._item.offsets[leaf], chunk_bytes)
-        return Chunk(key, place)
+        return Chunk(key, Extent(self._item.files[leaf], self._item.offsets[leaf], chunk_bytes))
 
     def corrupt(self, leaf: int, what: str, file: str | None = None) -> CheckpointCorrupt:
         where, file = format_path(self._item.paths[leaf]), self._item.files[leaf]
@@ -107,9 +105,7 @@ class StoredTensors:
 
 
 class StoredChunks:
-    """Where the chunks of an item of ckpt are in its ``files``; ``leaf`` is always the position of a leaf in the item. ``wants``
-    are the leaves that will be asked for. Raises CheckpointCorrupt if the index is missing or damaged.
-    """
+    """Where the chunks of an item of ckpt are in its ``files``. Raises CheckpointCorrupt if the index is missing or damaged."""
 
     gap_bytes = 16 * KIB  # small chunks at most this far apart are read at once
 
@@ -122,9 +118,7 @@ class StoredChunks:
         options: Options,
         context: StoreContext,
     ) -> None:
-        self._checkpoint = checkpoint
-        self._item = item
-        self.files = files
+        self._checkpoint, self._item, self.files = checkpoint, item, files
         self.chunks, self.codecs = item.chunks, item.codecs
         self._verify = options.checksums
         manifest = checkpoint.read_file(f"{item.directory}/{INDEX_FILE}")
@@ -135,18 +129,12 @@ class StoredChunks:
         location = checkpoint.location / item.directory
         local = files if isinstance(files, DataFiles) else None
         self.index = read_index(location, context, wanted, local, item.most_keys, manifest)
+        self.most_chunks = len(self.index)
         self._there: dict[str, int] = {}  # how long the data files are that were looked at
         self._crcs: dict[int, Any] = {}  # process -> what ``load_checksums`` gives of its file
 
-    @property
-    def most_chunks(self) -> int:
-        return len(self.index)
-
     def find(self, leaf: int, key: str, chunk_bytes: int) -> Chunk:
-        """Where a chunk is stored, and its checksums; ``key`` is its position in the array, ``chunk_bytes`` its decoded size.
-        Raises CheckpointCorrupt if the chunk is missing, has an impossible size, lies beyond the files of the record, or has no
-        checksum.
-        """
+        """Where a chunk of so many decoded bytes is stored, and its checksums. Raises CheckpointCorrupt if it cannot be there."""
         name = self._names[leaf]
         key = f"{name}/{key}" if name else key
         place = self.index.get(key)
@@ -171,7 +159,7 @@ class StoredChunks:
                 raise self.corrupt(leaf, f"chunk {key} lies beyond its end", extent.file)
             if extent.file not in self._there:
                 try:  # before there is a buffer for it
-                    (self._there[extent.file],) = self.files.check([extent.file])
+                    self._there[extent.file] = self.files.size(extent.file)
                 except CheckpointCorrupt as error:
                     raise self.corrupt(leaf, str(error), extent.file) from error.__cause__
             if end > self._there[extent.file]:
@@ -181,10 +169,7 @@ class StoredChunks:
         return Chunk(key, extent, *self.checksums(leaf, key, extent))
 
     def checksums(self, leaf: int, key: str, extent: Extent) -> tuple[int, list[int]]:
-        """Bytes of a block, and the checksum of each block of a chunk. Each process that saved wrote one file of checksums. It
-        is opened when a chunk of that process is asked for, so that a process which loads few shards does not open N files.
-        Raises CheckpointCorrupt if there is no checksum, or its file is damaged.
-        """
+        """Bytes of a block, and the checksum of each. Each file is read for chunks of its process alone: there may be thousands."""
         named = _WRITER.match(extent.file)
         writer = int(named[1]) if named else 0
         # a value inside the index does not tell its writer; it was process 0 in nearly all cases
@@ -215,9 +200,7 @@ class StoredChunks:
 
 @dataclass(eq=False)
 class ExtentReader:
-    """Reads arrays of an item, and verifies what has checksums. Chunks are read directly, at the offsets that are known;
-    TensorStore reads and decodes compressed ones.
-    """
+    """Reads chunks at the offsets that are known, and verifies what has checksums; TensorStore decodes compressed ones."""
 
     _stored: StoredChunks | StoredTensors
     _specs: Sequence[LeafSpec]
@@ -227,12 +210,14 @@ class ExtentReader:
     def plan(self, batch: list[Want]) -> Reads:
         """Buffers for a batch, and the jobs that fill and verify them."""
         small: dict[str, list[_Small]] = {}
-        planned: list[tuple[Want, dict[Region, Array]]] = []
+        planned: list[tuple[Want, Parts]] = []
         jobs: list[Job] = []
         for want in batch:
             parts = self._plan_one_chunk(want, small, jobs)
-            if parts is None:
-                parts = self._plan_regions(want, jobs)
+            if parts is None:  # each block is read once for all regions
+                found = self._find_all(want.leaf, want.regions)  # before there is memory for it
+                parts = buffers(want, self._specs[want.leaf].numpy_dtype)
+                jobs += self._jobs(want.leaf, list(parts.items()), found)
             planned.append((want, parts))
         for file, reads in small.items():
             jobs.extend(self._joined(file, reads))
@@ -240,10 +225,8 @@ class ExtentReader:
 
     def _plan_one_chunk(
         self, want: Want, small: dict[str, list[_Small]], jobs: list[Job]
-    ) -> dict[Region, Array] | None:
-        """Buffers of a leaf that is one chunk, and small or mapped; None for any other leaf. The read of a small one is added
-        to ``small``, by file, where ``_joined`` turns many into one; ``jobs`` gets those that verify a mapped one.
-        """
+    ) -> Parts | None:
+        """Buffers of a leaf that is one chunk, and small or mapped; else None. ``_joined`` reads those in ``small`` together."""
         leaf, stored = want.leaf, self._stored
         spec, chunk = self._specs[leaf], stored.chunks[leaf]
         size_bytes = spec.stored_bytes
@@ -308,9 +291,7 @@ class ExtentReader:
 
             yield job
 
-    def _take(
-        self, leaf: int, file: str, data: Array, crc: int | None, parts: dict[Region, Array]
-    ) -> None:
+    def _take(self, leaf: int, file: str, data: Array, crc: int | None, parts: Parts) -> None:
         """Verifies the bytes of a small array, and copies them to where they belong."""
         if crc is not None and crc_of(data) != crc:
             raise self._damaged(leaf, file)
@@ -320,13 +301,6 @@ class ExtentReader:
             first.reshape(-1).view(np.uint8)[:] = data
             return
         take(data.copy().view(spec.numpy_dtype).reshape(spec.stored_shape), list(parts.items()))
-
-    def _plan_regions(self, want: Want, jobs: list[Job]) -> dict[Region, Array]:
-        """Buffers for a leaf's regions; adds jobs that read each block once for all regions."""
-        found = self._find_all(want.leaf, want.regions)  # before there is memory for it
-        parts = buffers(want, self._specs[want.leaf].numpy_dtype)
-        jobs += self._jobs(want.leaf, list(parts.items()), found)
-        return parts
 
     def jobs(self, leaf: int, shares: Sequence[Share]) -> Iterator[Job]:
         """Jobs that read what the shares, of regions of an array, need; each part once for all of them."""
@@ -352,9 +326,7 @@ class ExtentReader:
             yield from self._chunk_jobs(leaf, found[key], of_chunk)
 
     def _chunk_jobs(self, leaf: int, found: Chunk, shares: list[Share]) -> Iterator[Job]:
-        """Jobs that read the needed parts of one chunk: one for each block, or piece of a chunk without blocks. A compressed
-        chunk is one job, since it can only be decoded as a whole.
-        """
+        """Jobs that read the needed parts of a chunk: one for each block or piece; one if it is compressed."""
         stored, chunk = self._stored, self._stored.chunks[leaf]
         key, extent, block_bytes, crcs = found
         if (codec := stored.codecs[leaf]) is not None:
@@ -388,13 +360,10 @@ class ExtentReader:
             yield functools.partial(fill, reads, block.offset_bytes, shape, takers)
 
     def _read(self, leaf: int, extent: Extent, crc: int | None, offset: int, target: Array) -> None:
-        """Fills ``target`` with bytes of a chunk from ``offset`` on, piece by piece, and verifies their checksum; with ``crc``
-        None it verifies nothing. Raises CheckpointCorrupt if the file or chunk is truncated, or the checksum differs.
-        """
+        """Fills ``target`` with bytes of a chunk from ``offset`` on; CheckpointCorrupt if they have another checksum than ``crc``."""
         if not extent.file:
             target[:] = np.frombuffer(extent.value, np.uint8)[offset : offset + target.size]
-            if crc is not None:
-                self._check(leaf, INDEX_FILE, target, crc)
+            self._check(leaf, INDEX_FILE, target, crc)
             return
         files, found = self._stored.files, 0
         end = extent.offset + offset + target.size
@@ -408,9 +377,9 @@ class ExtentReader:
         if crc is not None and found != crc:
             raise self._damaged(leaf, extent.file)
 
-    def _check(self, leaf: int, file: str | None, data: Array, crc: int) -> None:
-        """Raises CheckpointCorrupt if the checksum of ``data`` is not ``crc``."""
-        if crc_of(data) != crc:
+    def _check(self, leaf: int, file: str | None, data: Array, crc: int | None) -> None:
+        """Raises CheckpointCorrupt if the checksum of ``data`` is not ``crc``; None: there is none."""
+        if crc is not None and crc_of(data) != crc:
             raise self._damaged(leaf, file)
 
     def _damaged(self, leaf: int, file: str | None) -> CheckpointCorrupt:

@@ -6,21 +6,20 @@ import contextlib
 import itertools
 import os
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from ckpt_core._background import Workers
 from ckpt_core._directory import is_local_disk
-from ckpt_core._layout.regions import Region, region_size
+from ckpt_core._layout.regions import region_size
 from ckpt_core._options import MIB, Options
 from ckpt_core._platform import DIRECT
 from ckpt_core._processes import coordination
-from ckpt_core._read.derived import DerivedReader
 from ckpt_core._read.extents import ExtentReader, StoredChunks, StoredTensors
 from ckpt_core._read.orbax import OrbaxReader
-from ckpt_core._read.wants import Array, HeldReader, Want
-from ckpt_core._saved import (
+from ckpt_core._read.wants import HeldReader, Job, Parts, Reads, Share, Want, buffers
     Checkpoint,
     DerivedItem,
     ExtentItem,
@@ -30,14 +29,7 @@ from ckpt_core._saved import (
     OrbaxItem,
     SavedItem,
 )
-from ckpt_core._storage import (
-    DataFiles,
-    Location,
-    PastCache,
-    StoreContext,
-    StoreFiles,
-    memory_bytes,
-)
+from ckpt_core._storage import DataFiles, PastCache, StoreContext, StoreFiles, memory_bytes
 
 _BATCH_BYTES = 128 * MIB
 _BATCH_LEAVES = 2048
@@ -54,11 +46,10 @@ def read_leaves(
     options: Options,
     context: StoreContext,
     watch: Callable[[int], None] | None = None,
-) -> Generator[tuple[Want, dict[Region, Array]]]:
+) -> Generator[tuple[Want, Parts]]:
     """The stored arrays of every wanted leaf, in order; each is verified before it is yielded. While the caller works on one
-    batch (128 MiB or 2048 leaves at most), up to 8 reader threads read the next one. A caller that does not take all must call
-    ``close``, which ends them. ``watch`` is called with about the bytes that were read of the next batch. Raises
-    CheckpointCorrupt if data is missing or truncated, or its checksum differs.
+    batch (128 MiB or 2048 leaves at most), up to 8 threads read the next one; ``close`` ends them. ``watch`` is called with
+    about the bytes that were read of the next batch.
     """
     past_cache = None
     if sum(item.specs[want.leaf].stored_bytes for want in wants) >= _LEAST_BYTES_PAST_CACHE:
@@ -69,7 +60,7 @@ def read_leaves(
     with contextlib.ExitStack() as stack:
         reader = _reader(checkpoint, item, wants, options, context, past_cache, stack)
         workers: Workers | None = None
-        running: list[tuple[Want, dict[Region, Array]]] = []
+        running: list[tuple[Want, Parts]] = []
         started: list[Future[Any]] = []
         running_bytes = 0
         for batch, size_bytes in itertools.chain(_batches(item, wants, limit), [([], 0)]):
@@ -90,9 +81,7 @@ def read_leaves(
 
 
 def _past_cache(item: SavedItem, wants: Sequence[Want], options: Options) -> PastCache | None:
-    """What reads local files without the page cache; None to read through it. By default several processes read through it, for
-    those of one host may need the same bytes.
-    """
+    """What reads local files without the page cache, or None. Several processes read through it: they may need the same bytes."""
     has_room = options.max_host_bytes >= _MOST_THREADS * PastCache.BYTES_OF_A_THREAD
     if not DIRECT or options.page_cache or not has_room:
         return None
@@ -123,31 +112,56 @@ def _reader(
         assert not isinstance(reader, DerivedReader)
         return DerivedReader(reader, item)
     if isinstance(item, OrbaxItem):
-        return stack.enter_context(contextlib.closing(OrbaxReader(checkpoint, item, context)))
-
-    def files_in(location: Location, sizes_bytes: Mapping[str, int]) -> DataFiles | StoreFiles:
-        if location.local:
-            files = DataFiles(location, sizes_bytes, is_local_disk, past_cache)
-        else:
-            files = StoreFiles(location, context)
-        return stack.enter_context(contextlib.closing(files))
+        return OrbaxReader(checkpoint, item)
 
     if isinstance(item, ExtentItem):
-        files = files_in(checkpoint.location, item.sizes_bytes)
+        location, sizes_bytes = checkpoint.location, item.sizes_bytes
+    else:
+        assert isinstance(checkpoint, NativeCheckpoint)
+        location, sizes_bytes = checkpoint.location / item.directory, checkpoint.sizes_in(item)
+    if location.local:
+        files = DataFiles(location, sizes_bytes, is_local_disk, past_cache)
+    else:
+        files = StoreFiles(location, context)
+    stack.enter_context(contextlib.closing(files))
+    if isinstance(item, ExtentItem):
         return ExtentReader(StoredTensors(checkpoint, item, files), item.specs)
     assert isinstance(checkpoint, NativeCheckpoint)
     assert isinstance(item, NativeItem)
-    files = files_in(checkpoint.location / item.directory, checkpoint.sizes_in(item))
     stored = StoredChunks(checkpoint, item, files, wants, options, context)
     return ExtentReader(stored, item.specs)
+
+
+@dataclass(frozen=True)
+class DerivedReader:
+    """Reads an item of rules by ``reader``, which reads arrays as they are stored, each part once for all leaves of a batch."""
+
+    _reader: ExtentReader | OrbaxReader
+    _item: DerivedItem
+
+    def plan(self, batch: list[Want]) -> Reads:
+        """Buffers for a batch, and the jobs that fill them."""
+        item, found, jobs = self._item, dict[int, Parts](), list[Job]()
+        renamed, shares = dict[int, Want](), dict[int, list[Share]]()  # by number; by array
+        for number, want in enumerate(batch):
+            if (stored := item.as_stored(want.leaf)) is not None:
+                renamed[number] = want._replace(leaf=stored)
+                continue
+            found[number] = buffers(want, item.specs[want.leaf].numpy_dtype)
+            for region, buffer in found[number].items():
+                for part, view in item.recipes[want.leaf].takes(region, buffer):
+                    shares.setdefault(part.leaf, []).append((part.region, view))
+        for leaf, of_leaf in shares.items():
+            jobs += self._reader.jobs(leaf, of_leaf)
+        read, more = self._reader.plan([*renamed.values()])
+        found |= zip(renamed, (parts for _, parts in read), strict=True)
+        return [(want, found[number]) for number, want in enumerate(batch)], jobs + more
 
 
 def _batches(
     item: SavedItem, wants: Iterable[Want], limit_bytes: int
 ) -> Iterator[tuple[list[Want], int]]:
-    """The leaves in batches, each with its size in bytes. Parts of one array that follow each other are not separated, since a
-    block or chunk of it may have something of each.
-    """
+    """The leaves in batches, with sizes in bytes. Parts of one array stay together: a block or chunk may have some of each."""
     batch: list[Want] = []
     total_bytes, recipes = 0, item.recipes if isinstance(item, DerivedItem) else None
     for want in wants:

@@ -21,6 +21,9 @@ PIECE_BYTES = 8 * MIB
 
 Array = np.ndarray[Any, Any]
 
+Parts = dict[Region, Array]
+"""What is read of one leaf, by region of the stored array."""
+
 
 class Want(NamedTuple):
     """One leaf to read, and what it becomes."""
@@ -34,12 +37,12 @@ class Want(NamedTuple):
     spec: LeafSpec | None = None  # of the result; None: as it is stored
 
 
-Reading = Callable[..., Generator[tuple[Want, dict[Region, Array]]]]
+Reading = Callable[..., Generator[tuple[Want, Parts]]]
 """A function that reads leaves, in order; arguments as for ``pipeline.read_leaves``, and closed like it."""
 
 Job = Callable[[], None]
 
-Reads = tuple[list[tuple[Want, dict[Region, Array]]], list[Job]]
+Reads = tuple[list[tuple[Want, Parts]], list[Job]]
 """For each leaf its buffers by region; and the jobs that fill the buffers, several of which one job may fill."""
 
 Share = tuple[Region, Array]
@@ -56,7 +59,7 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     return memory[offset : offset + size].view(dtype).reshape(shape)
 
 
-def buffers(want: Want, dtype: np.dtype[Any]) -> dict[Region, Array]:
+def buffers(want: Want, dtype: np.dtype[Any]) -> Parts:
     """Memory for each region of a leaf, of its dtype or that to which it is cast."""
     return {region: aligned(region_shape(region), want.dtype or dtype) for region in want.regions}
 

@@ -299,7 +299,8 @@ class Checkpointer:
 
     def explain(self) -> dict[int, str]:
         """For every step on disk, whether retention keeps or deletes it, and why."""
-        steps, known = self.all_steps(), self._run.explain()
+        steps, run = self.all_steps(), self._run
+        known = run.disk.explain(run.trail.damaged)
         return {
             step: known.get(step, "kept: one of the newest in local directories") for step in steps
         }

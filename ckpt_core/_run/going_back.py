@@ -41,9 +41,8 @@ def rollback_to(run: Run, step: int) -> list[int]:
     def after(before: Trail, _: set[int], said: Mapping[str, Any]) -> Trail:
         if not said:
             return history.rolled_back(before, step, None)
-        number, token = said["target"] or (-1, "")
-        target = Identity(number, token) if number >= 0 else None
-        return history.rolled_back(before, number, target)
+        target = said["target"] and Identity(*said["target"])
+        return history.rolled_back(before, target.step if target else -1, target)
 
     newer = functools.partial(operator.lt, step)
     settle_all(run.slots)  # a running save ends with retention
@@ -63,9 +62,9 @@ def _remove(
     claims: bool = False,
 ) -> dict[str, Any]:
     """What ``work`` gives, which removes persistent steps on process 0; then each process removes its local ones that are
-    ``gone``. Nothing changes before all have announced the same ``call``. ``work`` gets the local steps with their
-    tokens, and gives the run file, ``run``; ``after`` makes the new trail from the steps that were there and what
-    ``work`` gave. With ``claims`` local directories are claimed first: later they might be a newer writer's.
+    ``gone``. Nothing changes before all have announced the same ``call``. ``work`` gets the tokens of local steps, and
+    gives the run file as ``run``; ``after`` makes the new trail of the steps that were there and what ``work`` gave. With
+    ``claims`` local directories are claimed first: later they might be a newer writer's.
     """
     settle_all(run.slots)
     before = run.apply_outcomes()

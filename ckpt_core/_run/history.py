@@ -1,23 +1,20 @@
 """Where a run stands, and what its next save does to the steps on disk: pure functions.
 
-A saved step is an identity, its number and the token of the save that wrote it. A Checkpointer has a
-trail: the identities that it stood on, by number, and its head, the one that it stands on. What is on disk is always
-taken from a listing; nothing here remembers it.
+A saved step is an identity: its number, and the token of its save. A Checkpointer has a trail, the identities that it
+stood on, and a head, where it stands. What is on disk is always taken from a listing; nothing here remembers it.
 """
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ckpt_core._errors import CheckpointExists
 
-_ANY_STEP = 2**63 - 1
-"""No step has a greater number."""
-_SHOWN = 5
-"""Maximum number of steps that a message names."""
+_ANY_STEP = 2**63 - 1  # no step has a greater number
+_SHOWN = 5  # maximum number of steps that a message names
 
 
 class Identity(NamedTuple):
@@ -42,8 +39,8 @@ class Trail:
     root: int | None = None
     # Own steps that are visible, but maybe not durable or not in every tier.
     uncertain: frozenset[int] = frozenset()
-    # Steps that could not be restored, with their tokens, until they are saved again or restored after all.
-    damaged: Mapping[int, str] = field(default_factory=dict[int, str])
+    # Steps that could not be restored, until they are saved again or restored after all.
+    damaged: frozenset[int] = frozenset()
     # With it the tokens of its saves begin; empty until it has begun to save from where it stands.
     lineage: str = ""
     saves: int = 0  # of the lineage
@@ -98,13 +95,8 @@ def restored(trail: Trail, identity: Identity) -> Trail:
     )
 
 
-def found_nothing() -> Trail:
-    """There was no step to restore: it stands at the beginning, whatever it saved before."""
-    return Trail(may_retire=True, root=-1)
-
-
 def saved(trail: Trail, identity: Identity, changes: Changes, sure: bool = True) -> Trail:
-    """The trail once a save with these changes is visible, and durable if ``sure``; another tier may have committed it before."""
+    """The trail once a save with these changes is visible, perhaps in another tier before, and durable if ``sure``."""
     step, found = identity.step, trail
     if identity in (*found.entries, *found.detached):
         pass  # another tier has committed it before
@@ -164,11 +156,6 @@ def deleted(trail: Trail, step: int, there: Collection[int]) -> Trail:
     )
 
 
-def found_damaged(trail: Trail, identity: Identity) -> Trail:
-    """A step could not be restored."""
-    return replace(trail, damaged={**trail.damaged, identity.step: identity.token})
-
-
 def cut(trail: Trail, last: int) -> Trail:
     """The trail without the steps beyond ``last``. Damaged ones are known as before: a store cannot move them."""
     kept = tuple(one for one in trail.entries if one.step <= last)
@@ -193,7 +180,7 @@ def _without(trail: Trail, step: int) -> Trail:
     return replace(
         trail,
         detached=tuple(one for one in trail.detached if one.step != step),
-        damaged={other: token for other, token in trail.damaged.items() if other != step},
+        damaged=trail.damaged - {step},
     )
 
 
@@ -210,13 +197,12 @@ class Saved(NamedTuple):
 
 Saves = Mapping[int, Saved]
 """Of each step."""
-_LINEAGE = 16
-"""The digits of a token that its writer drew; the rest counts its saves."""
+_LINEAGE = 16  # the digits of a token that its writer drew; the rest counts its saves
 
 
 def continues_another(parent: Identity, token: str | None) -> bool:
-    """Whether a save with this parent does not continue the save of that step which is there; one that its own writer replaced
-    later counts as the same. The token is None if there is none, and ``?`` if nobody knows it.
+    """Whether a save does not continue the save of its parent's number that is there, with this token: None if there is
+    none, ``?`` if nobody knows it. One that its own writer replaced later counts as the same.
     """
     if token in (None, "?", parent.token):
         return False
@@ -225,9 +211,7 @@ def continues_another(parent: Identity, token: str | None) -> bool:
 
 
 def strays(saves: Saves) -> dict[int, int]:
-    """The steps that do not continue what was saved later beneath them, and what continues those; with that step. It is another
-    save of the parent, or lies between the two.
-    """
+    """For each step that does not continue a later save beneath it, that save."""
     found: dict[int, int] = {}
     numbers = sorted(saves)
     newest_unix_secs = saves[numbers[-1]].created_unix_secs if saves else 0.0
@@ -245,8 +229,8 @@ def strays(saves: Saves) -> dict[int, int]:
 
 
 def strays_of_copy(source: Saves, copy: Saves) -> list[int]:
-    """The steps of a copy, beside those that the source has, which are not of the source's history as its records and those of
-    the copy tell it: beyond its newest step, between one and its parent, or another save of one.
+    """The steps that only a copy has, and that are not of the source's history as the records of both tell it: beyond its
+    newest step, between one and its parent, or another save of one.
     """
     parents = {
         (step, token): one for saves in (copy, source) for step, (token, one, _) in saves.items()
@@ -321,9 +305,9 @@ def of_interest(trail: Trail, step: int, names: Iterable[int]) -> set[int]:
 def decide_changes(
     trail: Trail, request: SaveRequest, there: Collection[int], directory: str, moves: bool
 ) -> Changes:
-    """What a save does; the caller has asked ``repeats`` before. Raises CheckpointExists if this Checkpointer may
-    not leave the steps that are there (``there``: at least those of interest). Without ``moves``, as in an object store,
-    damaged steps stay, since they may become readable again, and one of this number is replaced.
+    """What a save does; the caller has asked ``repeats`` before. CheckpointExists if this Checkpointer may not leave what
+    is ``there``: at least the steps of interest. Without ``moves``, as in a bucket, damaged steps stay, as they may
+    become readable again, and one of this number is replaced.
     """
     step, failed = request.step, request.step in trail.uncertain
     replaces = request.overwrite or failed or (not moves and step in trail.damaged)
@@ -360,7 +344,7 @@ def _going_on(
     step = request.step
     base = trail.continued_from(step)
     newer = of_interest(trail, step, there)
-    damaged = newer & trail.damaged.keys()
+    damaged = newer & trail.damaged
     others = newer - damaged
     if others and not trail.may_retire and not (replaces and step in others):
         if step in others:
@@ -368,19 +352,17 @@ def _going_on(
         if not request.force:
             raise _older(directory, step, sorted(others), trail)
         return Changes(set_aside=_one(step, damaged, moves), detached=True, truncates=False)
-    if base is None and not trail.may_retire:
-        set_aside = _one(step, damaged, moves and not replaces)
-    else:
-        set_aside = tuple(sorted(damaged - ({step} if replaces else set()))) if moves else ()
-    retire = others - {step} if replaces else others
-    return Changes(base, tuple(sorted(retire)), set_aside, replaces)
+    replaced = {step} if replaces else set[int]()
+    aside = damaged if base is not None or trail.may_retire else damaged & {step}
+    set_aside = tuple(sorted(aside - replaced)) if moves else ()
+    return Changes(base, tuple(sorted(others - replaced)), set_aside, replaces)
 
 
 def committed_by_others(trail: Trail, step: int, there: Collection[int]) -> tuple[int, ...]:
     """After the commit of ``step``: steps on disk that another writer committed meanwhile."""
     if not trail.may_retire or trail.end != step or trail.root is None:
         return ()
-    known = trail.own | trail.damaged.keys()
+    known = trail.own | trail.damaged
     return tuple(sorted(other for other in there if other > trail.root and other not in known))
 
 
@@ -389,32 +371,28 @@ def _one(step: int, among: Collection[int], wanted: bool) -> tuple[int, ...]:
 
 
 def _taken(directory: str, step: int, trail: Trail, there: Collection[int]) -> CheckpointExists:
-    newer = sorted(other for other in there if other > step)
+    text = f"{directory}: step {step} is there already, and not from this Checkpointer: "
     if trail.may_retire:
-        return CheckpointExists(
-            f"{directory}: step {step} is there already, and not from this Checkpointer: pass "
-            "overwrite=True to replace it"
-        )
+        return CheckpointExists(f"{text}pass overwrite=True to replace it")
+    newer = sorted(other for other in there if other > step)
     left = f", and to retire {_numbers(newer)}" if newer else ""
     return CheckpointExists(
-        f"{directory}: step {step} is there already, and not from this Checkpointer: call restore_latest() "
-        f"before the first save, to go on from step {max(there)}. To begin anew with this step instead, pass "
-        f"overwrite=True to replace it{left}"
+        f"{text}call restore_latest() before the first save, to go on from step {max(there)}. To begin anew with this step "
+        f"instead, pass overwrite=True to replace it{left}"
     )
 
 
 def _older(directory: str, step: int, newer: list[int], trail: Trail) -> CheckpointExists:
-    shown = _numbers(newer)
-    there = f"{directory}: step {step} is older than {shown}, which are there already: "
+    back = f"rollback_to({max(step - 1, 0)}) to delete"
+    text = f"{directory}: step {step} is older than {_numbers(newer)}, which are there already: "
     if trail.may_retire:
         return CheckpointExists(
-            f"{there}restore_latest would resume from those. Call rollback_to({max(step - 1, 0)}) to delete "
-            "them, save to another directory, or pass force=True to save it all the same"
+            f"{text}restore_latest would resume from those. Call {back} them, save to another directory, or pass force=True "
+            "to save it all the same"
         )
     return CheckpointExists(
-        f"{there}call restore_latest() before the first save, to go on from step {newer[-1]}, or "
-        f"rollback_to({max(step - 1, 0)}) to delete those. Another run goes to another directory; force=True saves "
-        "this step beside those, and a restart goes on from them"
+        f"{text}call restore_latest() before the first save, to go on from step {newer[-1]}, or {back} those. Another run "
+        "goes to another directory; force=True saves this step beside those, and a restart goes on from them"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a Checkpointer is doing: the call that runs, and the background save of each tier, with the error that it left."""
+"""What a Checkpointer is doing: the call that runs, and the background save of each tier."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ckpt_core._background import PendingSave, unfinished, wait_for_saves
 from ckpt_core._errors import ANSWERS, CheckpointError, GraceExceeded, at_the_call
@@ -17,16 +17,13 @@ from ckpt_core._processes import Processes
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_LOOK_SECS = 0.5
-"""Interval at which a wait for a save checks whether the run was asked to stop."""
+_LOOK_SECS = 0.5  # interval at which a wait for a save checks whether the run was asked to stop
 
 
 def wait_for_all(
     saves: Sequence[SaveSlot], secs_left: Callable[[], float | None] = lambda: None
 ) -> GraceExceeded | None:
-    """Blocks until every save has ended, successfully or not; returns the error of one that outlasts the grace period. An
-    exception from a signal handler ends the wait, and not the saves.
-    """
+    """Blocks until every save has ended; returns the error of one that outlasts the grace period."""
     late: GraceExceeded | None = None
     for save in saves:
         late = save.wait(secs_left) or late
@@ -34,9 +31,7 @@ def wait_for_all(
 
 
 def refuse_if_running(saves: Sequence[SaveSlot], processes: Processes, timeout_secs: float) -> None:
-    """For ``Options(on_pending="fail")``: raises CheckpointError if a save is running here or in another process. All
-    processes must call it, because saves end at different times, and one process alone must not refuse.
-    """
+    """For ``Options(on_pending="fail")``: CheckpointError on all processes if a save is running on one."""
     one = next((one for one in saves if one.running), None)
     mine = "" if one is None else f"{one.directory}: the save of step {one.step}"
     mine = f"{mine} in process {processes.index}" if mine and processes.count > 1 else mine
@@ -57,28 +52,19 @@ def settle_all(
 def raise_failures(saves: Sequence[SaveSlot], late: GraceExceeded | None = None) -> None:
     """Raises ``late``, or else the first error of the ended saves, each error once; other errors become notes on it."""
     with saves[0].raise_lock:
-        failed = [save for save in saves if save.failure is not None]
-        first = late or (failed.pop(0).failure if failed else None)
-        if first is None:
-            return
-        for save in failed:
-            error = save.failure
-            if error is not first:  # what they share, such as a snapshot, may have failed
-                first.add_note(f"ckpt: besides, {type(error).__name__}: {error}")
-            save.forget_failure()
-        error = None
+        first: BaseException | None = late
         try:
-            if late is not None:
-                raise late
             for save in saves:
-                save.raise_failure()
+                first = save.take_failure(first)
+            if first is not None:
+                raise first
         finally:
             del first, late  # their tracebacks refer to this frame: break the reference cycle
 
 
 def wait_for_others(saves: Sequence[SaveSlot], timeout_secs: float, name: str = "") -> None:
     """Blocks until nobody else in this process saves to the directories of these, or to what has this name in them."""
-    own = [save._now and save._now[0] for save in saves]  # pyright: ignore[reportPrivateUsage]
+    own = [save.now and save.now[0] for save in saves]
     for save in saves if unfinished else ():
         wait_for_saves(f"{save.directory}/{name}" if name else save.directory, timeout_secs, own)
 
@@ -88,26 +74,25 @@ class SaveSlot:
     """At most one background save; its error is raised once, to the first caller that asks."""
 
     directory: str
-    _now: tuple[PendingSave, int] | None = None
+    now: tuple[PendingSave, int] | None = None  # the last one, and its step
     # held while an error is raised, so only once
     raise_lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def running(self) -> bool:
         """Whether a save is being written now."""
-        now = self._now
-        return now is not None and not now[0].ended
+        return self.step is not None
 
     @property
     def step(self) -> int | None:
         """The step of the save that is running now."""
-        now = self._now
+        now = self.now
         return None if now is None or now[0].ended else now[1]
 
     @property
     def is_this_thread(self) -> bool:
         """Whether the current thread is the one of the save, for example inside a listener."""
-        now = self._now
+        now = self.now
         return now is not None and now[0].is_this_thread()
 
     def start(
@@ -119,10 +104,8 @@ class SaveSlot:
         *,
         low: bool = False,
     ) -> None:
-        """Starts a save to ``path`` in a thread of its own; ``work`` runs once the save in ``after`` has ended, successfully or not. With
-        ``low`` the thread has the lowest priority.
-        """
-        first = None if after is None or after._now is None else after._now[0]
+        """Starts a save to ``path`` in a thread; ``work`` runs once the save in ``after`` has ended, however that ended."""
+        first = None if after is None or after.now is None else after.now[0]
 
         def work_then() -> None:
             if first is not None:
@@ -131,39 +114,33 @@ class SaveSlot:
 
         pending = PendingSave(path, work_then, "ckpt-save", low=low)
         try:
-            self._now = pending, step
+            self.now = pending, step
             pending.start()
         except BaseException:
             # Later waits must wait for a save whose thread runs, and not for one that never
             # started.
             if pending.abandon():
-                self._now = None
+                self.now = None
             raise
 
-    @property
-    def failure(self) -> BaseException | None:
-        """The error of the ended save, if no caller has received it yet."""
-        now = self._now
-        return None if now is None else now[0].unreported
-
-    def raise_failure(self) -> None:
-        """Raises the error of the ended save, if no caller has received it; clears it."""
-        now = self._now
-        if now is not None:
-            now[0].raise_unreported(
-                f"while saving step {now[1]} to {self.directory} in the background"
-            )
-
-    def forget_failure(self) -> None:
-        """Clears the error, which was reported as a note on another one."""
-        if self._now is not None:
-            self._now[0].take_error()
+    def take_failure(self, first: BaseException | None) -> BaseException | None:
+        """``first``, with the error of the ended save as a note, or that error if there is none; nobody else gets it."""
+        now = self.now
+        if now is None or now[0].unreported is None:
+            return first
+        pending, step = now
+        error = pending.take_error()
+        if error is None or error is first:  # saves may share what failed, such as a snapshot
+            return first
+        if first is not None:
+            first.add_note(f"ckpt: besides, {type(error).__name__}: {error}")
+            return first
+        error.add_note(f"while saving step {step} to {self.directory} in the background")
+        return error
 
     def wait(self, secs_left: Callable[[], float | None]) -> GraceExceeded | None:
-        """Blocks until the current save has ended, successfully or not; returns an error if the grace period ends first.
-        ``secs_left`` is polled, because the signal may come during the wait; it gives None while there is no limit.
-        """
-        now = self._now
+        """Blocks until the save has ended; gives an error if the grace period, which may begin meanwhile, ends first."""
+        now = self.now
         if now is None:
             return None
         pending, step = now
@@ -192,20 +169,10 @@ class Turns:
     doing: str | None = None
 
 
-class TakesTurns(Protocol):
-    """An object whose methods may be called from any thread."""
-
-    _turns: Turns
-
-
-T = TypeVar("T", bound=TakesTurns)
-
-
-def in_turn(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
-    """Decorator: the method waits until no other thread is inside a decorated method of the object. A call that would wait
-    for itself raises CheckpointError: one from inside another call (a signal handler, a listener, a policy), or from the
-    thread of a background save. What others in this process save there ends first, except for those
-    that close, and ``load``, which waits for its step alone.
+def in_turn(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """Decorator: the method waits until no other thread is in a decorated method of the object, and until others in this
+    process have saved there, unless it closes, or is ``load``, which waits for its step alone. A call that would wait for
+    itself raises CheckpointError: from another call (a signal handler, a listener, a policy), or from a background save.
     """
     name, code = method.__name__, method.__code__
     waits = name not in ("close", "_end", "load")
@@ -213,13 +180,13 @@ def in_turn(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P
     unnamed_step = "step" in code.co_varnames[: code.co_posonlyargcount]
 
     @functools.wraps(method)
-    def taking_turns(self: T, *args: P.args, **kwargs: P.kwargs) -> R:
+    def taking_turns(self: Any, *args: P.args, **kwargs: P.kwargs) -> R:
         if unnamed_step and "step" in kwargs and not args:
             step = kwargs["step"]
             raise TypeError(f"the step comes first, without a name: write {name}({step!r}, ...)")
         if os.getpid() != HOME.pid:
             raise forked()  # a lock that was held at the fork stays locked forever in the child
-        turns = self._turns  # pyright: ignore[reportPrivateUsage]
+        turns: Turns = self._turns
         if any(save.is_this_thread for save in turns.saves):
             raise _refusal(turns, name, "its save in the background")
         with turns.lock:

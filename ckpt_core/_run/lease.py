@@ -1,9 +1,8 @@
 """Lease: only the writer that claimed a directory of steps last may commit to it.
 
-A rescheduled job cannot wait until the old one is known to be dead. The new writer puts its token
-into ``.ckpt-owner`` and continues at once. The old writer reads the file before its next commit,
-finds a foreign token and raises, so the steps of two runs never mix in one directory. A writer
-holds a lock on the file while it lives, so a new writer can warn that it took over from a live one.
+A rescheduled job cannot wait until the old one is known to be dead: it puts its token into ``.ckpt-owner`` and continues
+at once. The old writer reads the file before its next commit, finds a foreign token and raises. A writer that lives holds
+a lock on the file, so a new one can warn that it took over from a live one.
 """
 
 from __future__ import annotations
@@ -20,14 +19,12 @@ from ckpt_core._operation import logger
 from ckpt_core._platform import of_tasks
 
 OWNER_FILE = ".ckpt-owner"
-_TRIES = 5
+_TRIES = 6
 _PAUSE_SECS = 0.02
 
 
 class Lease:
-    """One writer's claim on a directory; also the guard of its saves there (``SaveJob.guard``). The owner file of a local
-    directory names its run's ``persistent`` one, for whoever lists runs.
-    """
+    """One writer's claim on a directory. The owner file of a local one names the run's ``persistent`` one."""
 
     def __init__(self, directory: str, backend: Backend, persistent: str = "") -> None:
         self._directory = directory
@@ -92,14 +89,13 @@ class Lease:
 
     def check(self) -> None:
         """Raises CheckpointError if this writer no longer owns the directory; called right before a commit."""
-        now = self._backend.read(self._directory, OWNER_FILE, SHORT_BYTES)
         for _ in range(_TRIES):
+            now = self._backend.read(self._directory, OWNER_FILE, SHORT_BYTES)
             if now is not None:
                 break
             # another writer, who is closing, may have it in hand for a moment: see ``Backend.release``
             time.sleep(_PAUSE_SECS)
-            now = self._backend.read(self._directory, OWNER_FILE, SHORT_BYTES)
-        if now is None:
+        else:
             raise CheckpointError(
                 f"{self._directory}: its {OWNER_FILE} is gone, so this Checkpointer may no longer change what is here, "
                 "and its change was not committed: the directory was deleted or emptied, or another Checkpointer (one that "
@@ -112,10 +108,13 @@ class Lease:
                 f"run its own directory{of_tasks()}"
             )
 
+    def check_if_claimed(self) -> None:
+        """The same for who may do without a claim, as a tool or a deletion."""
+        if self._claim is not None:
+            self.check()
+
     def release(self) -> None:
-        """Like ``close``; in a file system it also deletes the owner file, if it is this writer's. An older writer that wakes
-        up finds none, and is refused as it was before.
-        """
+        """Like ``close``; in a file system it also deletes its owner file, and an older writer is refused as before."""
         if self._claim is not None and not self._closed:
             with contextlib.suppress(OSError, CheckpointError):
                 self._backend.release(self._directory, OWNER_FILE, self._token.encode())
@@ -129,8 +128,8 @@ class Lease:
 
 
 def is_abandoned(directory: str, backend: Backend, locks_work: bool) -> bool:
-    """Whether the last owner of a local directory is dead, or has released it. A lock proves that the owner lives. A missing
-    one proves something only about owners on this host, and if this process sees its own lock (``locks_work``).
+    """Whether the last owner of a local directory is dead, or has released it. A lock proves that it lives; a missing one
+    proves something only of owners on this host, and if this process sees its own lock (``locks_work``).
     """
     if is_locked(f"{directory}/{OWNER_FILE}"):
         return False

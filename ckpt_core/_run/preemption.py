@@ -21,14 +21,14 @@ _NEXT_SAVE_SECS = 10.0
 
 
 class StopSignal:
-    """Records SIGTERM (or the given signals) and calls the handler that was installed before. ``listen`` installs the one
-    handler of all objects, in the main thread only (a rule of Python). If there was no handler before, the first signal is only
-    recorded, so that the run can save and exit; the second one ends the process. A signal counts as the first one while any
-    listening object has seen none. A forked child gets the earlier handlers. With ``passes_on`` each signal raises SIGTERM here,
-    for which somebody else listens, and none ends the process.
+    """Records SIGTERM, or the given signals, and calls the handler that was installed before. ``listen`` installs one
+    handler for all objects, which Python allows the main thread alone. Where none was before, the first signal is only
+    recorded, so that the run can save; the second one, which all listening objects have seen, ends the process. A forked
+    child gets the earlier handlers. With ``passes_on`` each signal raises SIGTERM here, for somebody else, and none ends
+    the process.
     """
 
-    def __init__(self, names: Sequence[str] = ("SIGTERM",), *, passes_on: bool = False) -> None:
+    def __init__(self, names: Sequence[str], *, passes_on: bool) -> None:
         self.numbers = [signal.Signals[name] for name in names]
         self.passes_on = passes_on
         self._closed = self._warned_of_thread = False
@@ -54,9 +54,7 @@ class StopSignal:
                 _previous.setdefault(number, []).append(signal.signal(number, _on_signal))
 
     def close(self) -> None:
-        """Restores the earlier handlers if nobody listens any more. Outside of the main thread, or if a later handler calls ours,
-        it stays installed and only calls the previous one.
-        """
+        """Restores the earlier handlers if nobody listens; beneath a later one, or in another thread, ours only calls on."""
         self._closed = True
         if self in _listeners:
             _listeners.remove(self)
@@ -118,21 +116,18 @@ around_forks(after_in_child=_begin_child)
 
 
 class Preemption:
-    """Whether the run was asked to stop: by a signal to this process or, with several, by agreement. Then jax's preemption
-    service listens for SIGTERM in each of them, and its sync point gives all the same step to stop at. A handler of ours
-    would take SIGTERM away from that service, so none is installed for it; other signals are passed on as SIGTERM. A policy
-    that ``listens`` makes this object listen at once.
+    """Whether the run was asked to stop: by a signal to this process or, with several, by agreement. Then jax's
+    preemption service hears SIGTERM in each, and its sync point gives all the same step; a handler of ours would take
+    SIGTERM away from it, so other signals alone are heard, and passed on as SIGTERM. A policy that ``listens`` makes this
+    object listen.
     """
 
     def __init__(self, processes: Processes, policy: object, options: Options) -> None:
         self._alone = processes.count == 1
         self._asked = bool(getattr(policy, "listens", False))
         self._others = [name for name in options.stop_signals if name != "SIGTERM"]
-        self._signal = (
-            StopSignal(options.stop_signals)
-            if self._alone
-            else StopSignal(self._others, passes_on=True)
-        )
+        heard = options.stop_signals if self._alone else self._others
+        self._signal = StopSignal(heard, passes_on=not self._alone)
         self._agreed_at: float | None = None
         self.step = 0  # that the run has reached; all processes set it at each step
         self._asked_at_step: int | None = None

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import secrets
 import time
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ckpt_core._directory import is_locked, why_immovable
 from ckpt_core._errors import CheckpointError
 from ckpt_core._format.record import RECORD_FILE
 from ckpt_core._operation import Event, Kind, logger, tell
+from ckpt_core._run import history
+from ckpt_core._run.history import Changes, Identity, SaveRequest, Trail
 from ckpt_core._run.lease import Lease
 from ckpt_core._run.policies import keep
 from ckpt_core._run.run_file import RUN_FILE, Removal, RunFile
@@ -25,24 +29,193 @@ DAMAGED = "damaged"
 RETIRED = "retired"
 """Directory for steps of a branch that training left, or of a run that was taken over."""
 _PAUSE_SECS = 0.05
+_READER_SECS = 30.0  # maximum time that a save waits for readers of a step that it has to move away
 
 
 @dataclass
-class Retention:
-    """Decides which steps of a directory stay (all without a policy), and deletes or moves the others."""
+class Disk:
+    """The steps in the persistent directory of a run, which process 0 alone changes, as ``history`` decides."""
 
     run: RunDirectory
-    policy: keep.KeepPolicy | None
+    policy: keep.KeepPolicy | None  # None: all stay
     lease: Lease
     _unneeded_since: dict[int, float] = field(default_factory=dict[int, float])
     _known: dict[int, keep.StepFacts] = field(default_factory=dict[int, keep.StepFacts])
     _said_no_metric: bool = False
 
-    def apply(self, saved: int, listing: Listing, but: Set[int], damaged: Set[int]) -> None:
-        """Deletes the steps that no policy keeps, but for ``saved`` and those ``but`` names. A failed deletion is only logged."""
+    def make_room(
+        self,
+        trail: Trail,
+        request: SaveRequest,
+        lineage: str,
+        local: Collection[int],
+        *,
+        begins: bool = False,
+    ) -> tuple[Changes, str, str]:
+        """Removes what a save leaves behind; gives its changes, and of a new ``lineage`` the run file and that. It is
+        empty if none is to begin; beside newer steps one begins only if ``begins``: none has yet.
+        """
+        listing = self.look(_READER_SECS)
+        there = {*filter(listing.has, history.of_interest(trail, request.step, listing.names))}
+        if local:
+            there |= history.of_interest(trail, request.step, local)
+        changes = self.changes(trail, request, there)
+        known = trail.entries or trail.may_retire or request.force or request.overwrite
+        if begins and request.unlisted and not known:
+            self._warn_unlisted(request.step, listing)
+        if changes.replaces and (request.force or listing.has(request.step)):
+            changes = changes._replace(persistent_first=True)
+        if changes.detached and not begins:
+            lineage = ""
+        run, moves = listing.run, self.run.local
+        if lineage and run.name:
+            run = run.branch(lineage, history.lineage_bound(changes, request.step, trail))
+        removals: list[Removal] = []
+        for steps, into in ((changes.retire, RETIRED), (changes.set_aside, DAMAGED)):
+            if steps:
+                removals += self.removals_of(steps, listing, into if moves else None)
+        if removals or lineage:
+            self.lease.check()
+        if removals or run != listing.run:
+            self.remove(removals, listing, run, _READER_SECS)
+        if changes.retire:
+            self._log_retired(changes, listing)
+        return changes, run.dump().decode() if lineage else "", lineage
+
+    def changes(self, trail: Trail, request: SaveRequest, there: Collection[int]) -> Changes:
+        """The changes of a save, given what is there; logs a step that is saved beside newer ones."""
+        path = self.run.path
+        changes = history.decide_changes(trail, request, there, path, self.run.local)
+        if changes.detached and (newer := sorted(other for other in there if other > request.step)):
+            logger.warning(
+                "%s: step %d is saved with force=True, and is older than %s: restore_latest goes on from "
+                "the newest step, not from this one",
+                path,
+                request.step,
+                ", ".join(map(str, newer[:5])),
+            )
+        return changes
+
+    def _warn_unlisted(self, step: int, listing: Listing) -> None:
+        older = max((one for one in listing.names if one < step and listing.has(one)), default=None)
+        if older is not None:
+            logger.warning(
+                "%s: step %d is saved after step %d, of which this Checkpointer has restored nothing: if training goes on from "
+                "there, call restore_latest() before the first save; if it begins anew, take another directory",
+                self.run.path,
+                step,
+                older,
+            )
+
+    def look(self, wait_secs: float = 0.0) -> Listing:
+        """The steps, after what a dead writer was removing is gone."""
+        steps = self.run.steps
+        listing = steps.look()
+        if not (run := listing.run).removals:
+            return listing
+        self.lease.check_if_claimed()  # it may be what a newer writer does now
+        found = (one for one in run.removals if steps.names.parse(one.name) == one.step)
+        same = [one for one in found if steps.saved(one.name).token == one.token]
+        self._remove_all(same, wait_secs)
+        self._put(replace(run, removals=()))
+        return steps.look()
+
+    def committed(self, trail: Trail, step: int, changes: Changes) -> None:
+        """After a commit, removes what another writer committed meanwhile, and what no policy keeps."""
+        try:
+            self.lease.check()
+            listing = self.look()
+            others = listing.names.keys() - trail.own if changes.truncates else ()
+            unknown = [*filter(listing.has, others)]
+            foreign = history.committed_by_others(trail, step, unknown) if unknown else ()
+            if foreign:
+                into = RETIRED if self.run.local else None
+                self.remove(self.removals_of(foreign, listing, into), listing)
+                self._log_retired(Changes(Identity(step, ""), foreign), listing)
+        except (OSError, CheckpointError) as error:
+            logger.warning("%s: nothing is deleted: %s", self.run.path, error)
+            return
+        if self.policy is not None:
+            self._delete_unneeded(step, listing, {*foreign}, trail.damaged)
+
+    def _log_retired(self, changes: Changes, listing: Listing) -> None:
+        moved = [step for step in changes.retire if step in listing.names]
+        if not moved:
+            return
+        path, moves = self.run.path, self.run.local
+        logger.warning(
+            "%s: training goes on from %s, of which %s no continuation: %s %s",
+            path,
+            "the beginning" if changes.base is None else f"step {changes.base.step}",
+            f"step {moved[0]} is" if len(moved) == 1 else f"steps {str(moved)[1:-1]} are",
+            "moved to" if moves else "deleted from",
+            f"{path}/{RETIRED}" if moves else "the object store",
+        )
+
+    def delete_step(self, step: int, local: Collection[int]) -> dict[str, Any]:
+        """Deletes the persistent copies of a step, so that no local copy counts any more; gives the run file, as ``run``."""
+        self.lease.check_if_claimed()
+        listing = self.look()
+        if step not in local:
+            self.run.steps.refuse_absent(step, local)
+        removals = self.removals_of([step], listing, self.run.options.trash_directory)
+        self.refuse_read(removals)
+        run = listing.run
+        if run.name:
+            run = run.without(step)
+            newer = listing.committed(other for other in listing.names if other >= step)
+            newest = max({*newer, *local}, default=step) == step
+            if newest and not self.lease.is_of_another():
+                # Newer ones of a host that is away were continued from it. Where this is a tool beside a run that
+                # goes on, what that run has saved since, or saves now, counts.
+                run = run.branch(secrets.token_hex(8), step - 1)
+        self.remove(removals, listing, run)
+        return {"run": run.dump().decode()}
+
+    def delete_newer(self, step: int, local: Mapping[int, str]) -> dict[str, Any]:
+        """Deletes the steps newer than ``step``; gives those, the newest that stays, and the run file."""
+        self.lease.claim()  # a run that still trains from the newest step must not commit any more
+        self.lease.check()
+        listing = self.look()
+        there = listing.committed()
+        newer = [other for other in there if other > step]
+        removals = self.removals_of(newer, listing, self.run.options.trash_directory)
+        self.refuse_read(removals)
+        run = listing.run
+        target = max((other for other in {*there, *local} if other <= step), default=None)
+        token = None if target is None else local.get(target)
+        if target is not None and (here := listing.directories(target)):
+            found = self.run.steps.saved(here[0]).token
+            if token is None or run.newer(target, found, than=token):
+                token = found
+        branch = run.branch(secrets.token_hex(8), step) if run.name else run
+        if removals or branch != run:
+            self.remove(removals, listing, branch)
+        gone = {*newer, *(other for other in local if other > step)}
+        if gone and target is None:
+            logger.warning(
+                "%s: rollback_to(%d) has deleted every step, for none is as old as that: training begins anew",
+                self.run.path,
+                step,
+            )
+        place = None if target is None else [target, token]
+        return {"gone": sorted(gone), "target": place, "run": branch.dump().decode()}
+
+    def _delete_unneeded(
+        self, saved: int, listing: Listing, but: Set[int], damaged: Set[int]
+    ) -> None:
+        """Deletes what no policy has kept for ``delete_grace_secs``, except ``but``; only logs a failure."""
         self._known.pop(saved, None)
         steps = [step for step in listing.committed() if step not in but]
-        for step in self._due(steps, listing, damaged):
+        if len(steps) < 2:
+            return
+        kept, now = self._kept(steps, listing, damaged), time.monotonic()
+        before, grace_secs = self._unneeded_since, self.run.options.delete_grace_secs
+        since = {step: before.get(step, now) for step in steps if step not in kept}
+        self._unneeded_since = {**since}
+        for step in since:
+            if now - since[step] < grace_secs:
+                continue
             try:
                 self._delete(step, listing)
             except BlockingIOError:
@@ -62,11 +235,8 @@ class Retention:
         self, steps: Iterable[int], listing: Listing, into: str | None
     ) -> list[Removal]:
         """The steps of a listing among ``steps``, under every directory name that they have; ``into`` None deletes them."""
-        return [
-            Removal(name, step, self.run.steps.saved(name).token, into)
-            for step in steps
-            for name in listing.directories(step)
-        ]
+        saved, names = self.run.steps.saved, listing.directories
+        return [Removal(name, one, saved(name).token, into) for one in steps for name in names(one)]
 
     def refuse_read(self, steps: Sequence[Removal]) -> None:
         """Raises CheckpointError if one of the steps is being read."""
@@ -78,31 +248,26 @@ class Retention:
                 )
 
     def remove(
-        self, steps: Sequence[Removal], before: RunFile, after: RunFile, wait_secs: float = 0.0
+        self,
+        steps: Sequence[Removal],
+        listing: Listing,
+        run: RunFile | None = None,
+        wait_secs: float = 0.0,
     ) -> None:
-        """Removes steps, and puts the run file ``after`` in place of ``before``: killed at any moment, all of that is done or
-        nothing. Raises CheckpointError if a step is still being read after ``wait_secs``. If others are removed with it, it counts
-        no more, and the next save removes it.
+        """Removes steps of a listing, and puts another run file ``run``: killed at any moment, all of that is done or
+        nothing. A step that is still read after ``wait_secs`` raises CheckpointError; if others go with it, the next save
+        removes it.
         """
+        after = listing.run if run is None else run
         self._refuse_immovable(steps)
-        newest_first = tuple(
-            sorted(steps, key=lambda one: -one.step)
-        )  # so no step goes before one that continues it
-        noted = after != before or len(steps) > 1
+        # so no step goes before one that continues it
+        newest_first = tuple(sorted(steps, key=lambda one: -one.step))
+        noted = after != listing.run or len(steps) > 1
         if noted:
             self._put(replace(after, removals=newest_first))
         self._remove_all(newest_first, wait_secs)
         if noted and steps:
             self._put(after)
-
-    def finish(self, run: RunFile, wait_secs: float = 0.0) -> None:
-        """Ends what ``remove`` began, perhaps in a writer that died."""
-        if not run.removals:
-            return
-        found = (one for one in run.removals if self.run.steps.names.parse(one.name) == one.step)
-        same = [one for one in found if self.run.steps.saved(one.name).token == one.token]
-        self._remove_all(same, wait_secs)
-        self._put(replace(run, removals=()))
 
     def _refuse_immovable(self, steps: Sequence[Removal]) -> None:
         """Raises PermissionError, before anything is removed, if a step is another user's who did not share it."""
@@ -112,7 +277,7 @@ class Retention:
                 raise PermissionError(errno.EACCES, why, path)
 
     def _put(self, run: RunFile) -> None:
-        self._refuse_after_takeover()
+        self.lease.check_if_claimed()
         if run == RunFile():
             self.run.backend.remove(self.run.path, RUN_FILE)
         else:
@@ -121,13 +286,9 @@ class Retention:
     def _remove_all(self, steps: Iterable[Removal], wait_secs: float) -> None:
         deadline = time.monotonic() + wait_secs
         for one in steps:
-            self._refuse_after_takeover()
+            self.lease.check_if_claimed()
             self._drop(one, deadline)
-        self._refuse_after_takeover()
-
-    def _refuse_after_takeover(self) -> None:
-        if self.lease.claimed:  # a tool or a deletion may do without
-            self.lease.check()
+        self.lease.check_if_claimed()
 
     def _drop(self, removal: Removal, deadline: float) -> None:
         path = f"{self.run.path}/{removal.name}"
@@ -185,17 +346,6 @@ class Retention:
             for step in steps
         }
 
-    def _due(self, steps: list[int], listing: Listing, damaged: Set[int]) -> list[int]:
-        """Those of the steps that no policy has kept for at least ``Options.delete_grace_secs``."""
-        if len(steps) < 2:
-            return []
-        kept = self._kept(steps, listing, damaged)
-        unneeded = [step for step in steps if step not in kept]
-        now = time.monotonic()
-        self._unneeded_since = {step: self._unneeded_since.get(step, now) for step in unneeded}
-        grace_secs = self.run.options.delete_grace_secs
-        return [step for step in unneeded if now - self._unneeded_since[step] >= grace_secs]
-
     def _facts(self, step: int, listing: Listing) -> keep.StepFacts | None:
         """The policy's input for a step; cached, since thousands of steps may stay."""
         facts = self._known.get(step)
@@ -240,25 +390,59 @@ class Retention:
         ranks_by, found = policy.ranks_by, {name for facts in known for name in facts.metrics}
         for facts in known:
             if policy.ranks_only and not ranks_by & facts.metrics.keys():
-                missing = ", ".join(map(repr, sorted(ranks_by)))
-                kept.setdefault(facts.step, f"it has no metric {missing}, so it has no rank")
-        if (absent := sorted(ranks_by - found)) and len(known) > 1 and not self._said_no_metric:
-            self._said_no_metric = True
-            logger.warning(
-                "%s: no step has the metric %s by which steps are kept, so none is kept or deleted for it: pass it "
-                "to save(metrics=). The steps have %s. This is said once",
-                self.run.path,
-                ", ".join(map(repr, absent)),
-                f"the metrics {', '.join(map(repr, sorted(found)))}" if found else "no metrics",
-            )
+                why = f"it has no metric {_named(ranks_by)}, so it has no rank"
+                kept.setdefault(facts.step, why)
+        said, absent = "", ranks_by - found
         odd = [one for one in known if one.metrics and not ranks_by & one.metrics.keys()]
-        if odd and not absent and not self._said_no_metric:
-            self._said_no_metric = True
-            logger.warning(
-                "%s: step %d has the metrics %s, and not %s by which steps are kept, so it has no rank, and is not "
-                "deleted for one: pass it to save(metrics=). This is said once",
-                self.run.path,
-                odd[-1].step,
-                ", ".join(map(repr, sorted(odd[-1].metrics))),
-                ", ".join(map(repr, sorted(ranks_by))),
+        if absent and len(known) > 1:
+            said = (
+                f"no step has the metric {_named(absent)} by which steps are kept, so none is kept or deleted for it: pass it "
+                f"to save(metrics=). The steps have {f'the metrics {_named(found)}' if found else 'no metrics'}"
             )
+        elif odd and not absent:
+            said = (
+                f"step {odd[-1].step} has the metrics {_named(odd[-1].metrics)}, and not {_named(ranks_by)} by which steps are "
+                "kept, so it has no rank, and is not deleted for one: pass it to save(metrics=)"
+            )
+        if said and not self._said_no_metric:
+            self._said_no_metric = True
+            logger.warning("%s: %s. This is said once", self.run.path, said)
+
+
+def _named(metrics: Iterable[str]) -> str:
+    return ", ".join(map(repr, sorted(metrics)))
+
+
+@dataclass(frozen=True)
+class SaveGuard:
+    """Asked before a step's persistent save to ``path`` looks at the steps, and before its commit; ``SaveJob.guard``."""
+
+    disk: Disk
+    trail: Trail
+    request: SaveRequest
+    changes: Changes
+    token: str
+    path: str
+
+    def claim(self) -> None:
+        self.disk.lease.claim()
+        # beside newer steps, some of them perhaps local only, it leaves none
+        if self.changes.truncates:
+            self.disk.make_room(self.trail, self.request, "", ())
+
+    def check(self) -> None:
+        self.disk.lease.check()
+        directory, step = self.disk.run, self.request.step
+        if self.changes.replaces:
+            # No older save of this number in local directories counts, because until the commit the persistent copy does.
+            # Without a persistent copy an older local one is all that there is, and still counts.
+            run = directory.steps.run_file()
+            marked = run.overwritten(step, self.token)
+            if run.name and marked != run and directory.steps.has(step):
+                directory.backend.put(directory.path, RUN_FILE, marked.dump())
+        elif directory.local and directory.backend.exists(self.path):
+            listing = directory.steps.look()
+            if listing.has(step):  # the previous writer committed it meanwhile
+                self.disk.lease.check()  # or a newer one
+                removals = self.disk.removals_of([step], listing, RETIRED)
+                self.disk.remove(removals, listing, wait_secs=_READER_SECS)

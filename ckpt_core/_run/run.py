@@ -7,6 +7,7 @@ decides and changes the directory, and the others get its decision.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import time
@@ -22,8 +23,7 @@ from ckpt_core._errors import CheckpointCorrupt, CheckpointError, GraceExceeded,
 from ckpt_core._operation import logger
 from ckpt_core._results import RestoredStep
 from ckpt_core._run import history
-from ckpt_core._run.decision import SaveDecision
-from ckpt_core._run.disk import Disk, SaveGuard
+from ckpt_core._run.decision import LOOK_SECS, STORE_LOOK_SECS, SaveDecision, SaveNow
 from ckpt_core._run.history import Changes, Identity, SaveRequest, Trail
 from ckpt_core._run.in_flight import (
     SaveSlot,
@@ -35,9 +35,8 @@ from ckpt_core._run.in_flight import (
 from ckpt_core._run.lease import Lease
 from ckpt_core._run.policies import keep, when
 from ckpt_core._run.preemption import Preemption
-from ckpt_core._run.retention import Retention
+from ckpt_core._run.retention import Disk, SaveGuard
 from ckpt_core._run.run_file import parse_run_file
-from ckpt_core._run.save_now import LOOK_SECS, STORE_LOOK_SECS, SaveNow
 from ckpt_core._run.steps import Following, RunDirectory
 from ckpt_core._run.tiers import LocalTier, StepToSave, Tiers, open_local
 from ckpt_core._run.unread import UnreadValues
@@ -62,8 +61,7 @@ class Run:
         self._options = options
         self._processes = processes
         self._asynchronous = asynchronous
-        lease = Lease(directory.path, directory.backend)
-        self.disk = Disk(directory, Retention(directory, keep_policy, lease), lease)
+        self.disk = Disk(directory, keep_policy, Lease(directory.path, directory.backend))
         self.local: LocalTier | None = None
         if local_directory is not None:
             self.local = open_local(local_directory, directory)
@@ -74,14 +72,14 @@ class Run:
         persist = options.persist_policy
         listening = save_policy if persist is None else when.any_of(save_policy, persist)
         self.preemption = Preemption(processes, listening, options)
-        asked = processes, self.preemption, options.timeout_secs
         # the opening counts as a look; several processes go by steps, and take up their pace from here
         first_look = time.monotonic() + (LOOK_SECS if directory.local else STORE_LOOK_SECS)
         due = first_look if processes.count == 1 else 10
         self._save_now = SaveNow(directory, self._persistent, due)
-        self.decision = SaveDecision(save_policy, self.tiers.latest, *asked, self._save_now)
+        asked = processes, options.timeout_secs, self.preemption
+        self.decision = SaveDecision(*asked, save_policy, self.tiers.latest, self._save_now)
         self._persist_decision = (
-            None if persist is None else SaveDecision(persist, directory.steps.latest, *asked)
+            None if persist is None else SaveDecision(*asked, persist, directory.steps.latest)
         )
         self.following = Following(directory)
         self._unread = UnreadValues()
@@ -94,7 +92,7 @@ class Run:
         self._persisted = ""  # token of the last save that the persistent directory got
         self._said_repeated = self.listed = False
         if not directory.read_only:
-            self.on_first("open a run", self.disk.retention.clean)
+            self.on_first("open a run", self.disk.clean)
 
     def refuse_unless_open(self, call: str) -> None:
         """Raises CheckpointError if this Checkpointer is closed or must not write."""
@@ -155,8 +153,7 @@ class Run:
         # a local save may begin while a persistent one still reads its buffers
         staging = self._stagings[-1 if persists else 0]
         release = staging.lend((self.local is not None) + persists)
-        parent = changes.base and (changes.base.step, changes.base.token)
-        contents = StepToSave(step, items, fields, token, parent, release=release)
+        contents = StepToSave(step, items, fields, token, changes.base, release=release)
         if changes.detached:
             # it has left nothing: the next save looks at the steps again
             self.trail = replace(self.trail, lineage="")
@@ -241,9 +238,7 @@ class Run:
         return Changes(base and Identity(*base), *rest)
 
     def on_first(self, call: str, work: Callable[[], Any]) -> Any:
-        """The result of ``work``, plain JSON values, which process 0 runs; if it fails, every process raises. All must call
-        it with the same ``call``, a text like "delete step 3", or they raise.
-        """
+        """The result of ``work``, plain JSON values, which process 0 runs; if it fails, every process raises."""
         return self._processes.round(call, self._options.timeout_secs).first(work)
 
     def _start(
@@ -257,16 +252,14 @@ class Run:
         """Takes the snapshot and starts to write it to each tier; if synchronous, blocks until committed."""
         tier = self.local
         persistent: Save | None = None
-        saves: list[Save] = []
-        writes: list[tuple[SaveSlot, str, Callable[[], None]]] = []
+        writes: list[tuple[SaveSlot, Save, Callable[[], None]]] = []
         if tier is not None:
-            save, work = self._prepare_local(tier, contents, changes)
-            saves.append(save)
-            writes.append((tier.in_flight, save.job.target, work))
+            writes.append((tier.in_flight, *self._prepare_local(tier, contents, changes)))
         if persists:
             persistent = self._prepare_persistent(contents, request, changes)
-            saves.append(persistent)
-            writes.append((self._persistent, persistent.job.target, persistent.run))
+            write = functools.partial(self._write, contents, self.trail, changes, persistent)
+            writes.append((self._persistent, persistent, write))
+        saves = [save for _, save, _ in writes]
         if changes.persistent_first:
             writes.reverse()
         low = self._asynchronous and self._options.background_priority == "low"
@@ -278,11 +271,12 @@ class Run:
                 self._persist_decision.save_began(contents.step)
             if self._asynchronous or tier is not None:
                 before: SaveSlot | None = None
-                for in_flight, path, work in writes:
-                    in_flight.start(contents.step, path, work, before, low=low)
-                    before = in_flight
-            elif persistent is not None:
-                persistent.run()
+                for slot, save, work in writes:
+                    slot.start(contents.step, save.job.target, work, before, low=low)
+                    before = slot
+            else:
+                for _, _, work in writes:
+                    work()
         except BaseException as error:
             if persistent is not None and persistent.undo():  # else its thread is running
                 if tier is not None and isinstance(error, Exception):
@@ -342,15 +336,15 @@ class Run:
             token=contents.token,
             parent=contents.parent,
         )
-        return Save(job, lambda write: self._write(contents, trail, changes, write))
+        return Save(job)
 
-    def _write(
-        self, contents: StepToSave, trail: Trail, changes: Changes, write: Callable[[], None]
-    ) -> None:
+    def _write(self, contents: StepToSave, trail: Trail, changes: Changes, save: Save) -> None:
         """Writes and commits the persistent copy of a step, then applies retention."""
         identity = Identity(contents.step, contents.token)
         try:
-            write()
+            save.run()
+            if not save.committed:
+                return  # it was undone before
             self._persisted = contents.token
         except BaseException as error:
             if is_visible(error):
@@ -372,23 +366,20 @@ class Run:
         """Restores the newest intact step; None if there is no step."""
         self._begin_restore()
 
-        def candidates() -> list[tuple[int, bool | None]]:
-            found = self.on_first("go through the steps", self.tiers.candidates)
-            return [(step, local_first) for step, local_first in found]
-
         def damaged(step: int) -> None:
-            self.trail = history.found_damaged(self.trail, Identity(step, ""))
+            self.trail = replace(self.trail, damaged=self.trail.damaged | {step})
 
         restored = self.tiers.restore_newest(
             lambda step, local_first: self._restore(
                 step, local_first, targets, request, by_number=False
             ),
             strict_latest,
-            candidates,
+            lambda: self.on_first("go through the steps", self.tiers.candidates),
             damaged,
         )
         if restored is None:
-            self.trail = history.found_nothing()
+            # at the beginning, whatever it saved before
+            self.trail = Trail(may_retire=True, root=-1)
             _adapters.notice(targets.values())
         return restored
 
@@ -409,8 +400,8 @@ class Run:
             found = self.tiers.load(
                 step, lambda opening: _load.load_checkpoint(opening, like, item, request, step)
             )
-        except BaseException as error:
-            self._link_no_damage(error)
+        except CheckpointCorrupt:
+            self._links.forget()
             raise
         self._unread.took(step, item)
         return found
@@ -425,14 +416,18 @@ class Run:
         by_number: bool,
     ) -> RestoredStep:
         if local_first is None:
-            asked = self.on_first(f"find step {step}", lambda: self.tiers.prefers_local(step))
-            local_first = bool(asked)
+            call = f"find step {step}"
+            local_first = bool(self.on_first(call, lambda: self.tiers.prefers_local(step)))
         try:
             restored, token = self.tiers.restore(
-                step, local_first, targets, request, by_number=by_number
+                step,
+                local_first,
+                lambda opening: _load.restore_checkpoint(opening, targets, request, step),
+                by_number=by_number,
             )
         except BaseException as error:
-            self._link_no_damage(error)
+            if isinstance(error, CheckpointCorrupt):
+                self._links.forget()
             self._unread.failed(targets, error)
             raise
         self._unread.watch(restored, targets, request.rules.unexpected)
@@ -447,21 +442,12 @@ class Run:
         if self.local is not None:
             self.local.begin_restore()
 
-    def _link_no_damage(self, error: BaseException) -> None:
-        """After damage, the next save hard-links no earlier files: they may be the damaged ones."""
-        if isinstance(error, CheckpointCorrupt):
-            self._links.forget()
-
     def forget_stale_local(self) -> None:
         """After a removal that failed or was interrupted: local steps that count no more are forgotten."""
         if self.local is None:
             return
         with contextlib.suppress(OSError, CheckpointError):
             self.local.forget(self._steps.run_file())
-
-    def explain(self) -> dict[int, str]:
-        """For every step in the persistent directory whether it stays, and why."""
-        return self.disk.retention.explain({*self.trail.damaged})
 
     def end(self) -> GraceExceeded | None:
         """Waits for running saves and releases the claims; returns an error if the grace period ran out."""

@@ -1,12 +1,12 @@
 """``.ckpt-run``: the one file of a run that says which of its saves count, put in one piece beside the steps.
 
-A Checkpointer draws a lineage whenever it begins to save from a step: 16 hex digits, with which the
-tokens of its saves begin, followed by their count in 16 more. With local directories the file holds the lineages of the
-run, of each earlier one the last step that still counts, and which numbers were deleted or replaced. So a step in a local
-directory, which may be that of a host that was away, counts or not by its token alone.
+A Checkpointer draws a lineage whenever it begins to save from a step: 16 hex digits, with which the tokens of its saves
+begin, followed by their count in 16 more. With local directories the file holds all lineages, of each earlier one the last
+step that still counts, and which numbers were deleted or replaced. So a step in the local directory of a host that was away
+counts or not by its token alone.
 
-While steps are being removed the file names them: they count no more, in any tier, and whoever writes next
-finishes the removal. So one write of this file removes steps from all directories at once.
+While steps are being removed the file names them: they count no more, in any tier, and whoever writes next finishes the
+removal. So one write of this file removes steps from all directories at once.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ MOST_BYTES = 64 * MIB
 """Maximum size of the file: going back may remove thousands of steps."""
 _MOST_EARLIER = 64
 """Lineages that are kept. Local directories hold a few of the newest steps, so older ones are of no use."""
-_MOST_DELETED = 256
-"""Deleted, and replaced, numbers that are kept."""
+_MOST_DELETED = 256  # deleted, and replaced, numbers that are kept
 _OF_0_1_0 = re.compile(rb"run-[0-9a-f]{16}\n")
 _NAME = re.compile(r"(run-[0-9a-f]{16})?")
 _TOKEN = re.compile(r"[0-9a-f]{32}")
@@ -105,9 +104,7 @@ def _of_token(token: str, lineages: Sequence[str]) -> Order:
 
 
 def parse_run_file(data: bytes | None, directory: str) -> RunFile:
-    """The content of the file in ``directory``; that of a run without local directories if there is none, or if version 0.1.0
-    wrote it, whose local steps count no more. CheckpointCorrupt if it is damaged.
-    """
+    """The content of the file; that of a run without local directories if there is none, or one of version 0.1.0."""
     if data is None or _OF_0_1_0.match(data):
         return RunFile()
     try:

@@ -44,17 +44,15 @@ from ckpt_core._saved import Checkpoint, NativeCheckpoint, open_in, refuse_file_
 from ckpt_core._storage import backend_of
 
 SAVE_NOW_FILE = ".ckpt-save-now"
-"""A request to save now, beside the steps; see ``save_now``."""
-_LOOK_SECS = 1.0
-"""Interval at which a directory is listed while somebody waits for a new step."""
+"""A request to save now, beside the steps; see ``SaveNow``."""
+_LOOK_SECS = 1.0  # interval at which a directory is listed while somebody waits for a new step
 _ANCESTORS, _LEAVES = 64, 10_000
-"""So many records of the steps from which the restored one descends a restore reads, or those of so many leaves."""
-_LOOKS = 3
-"""A directory that is just being replaced by two renames may be in none of two looks, as they are not one operation."""
+"""A restore reads at most so many records of steps before the restored one, or those of so many leaves."""
+_LOOKS = 3  # a directory that two renames replace just now may be in none of two looks
 
 
 def refuse_no_directory(directory: str, local: bool) -> None:
-    """Raises CheckpointNotFound if nothing is there that could hold steps; a bucket has no directories to be absent."""
+    """Raises CheckpointNotFound if nothing is there that could hold steps; a bucket always could."""
     if local and kind_at(directory) != "directory":
         refuse_lost_link(directory)
         is_file = kind_at(directory, follow=False)
@@ -65,13 +63,9 @@ def refuse_no_directory(directory: str, local: bool) -> None:
 def refuse_one_checkpoint(backend: Backend, directory: str, local: bool) -> None:
     """Raises CheckpointExists if ``directory`` is itself a checkpoint (ours or Orbax's), not a directory of steps."""
     for name in (RECORD_FILE, orbax_write.STEP_METADATA, orbax_write.ITEM_METADATA):
-        try:
-            if local:
-                found = backend.exists(f"{directory}/{name}")
-            else:
-                found = backend.read(directory, name) is not None
-        except (OSError, CheckpointError):
-            continue  # a later read or write raises the same error
+        path, found = f"{directory}/{name}", False
+        with contextlib.suppress(OSError, CheckpointError):  # a later read or write raises the same
+            found = backend.exists(path) if local else backend.read(directory, name) is not None
         if found:
             parent = directory.rpartition("/")[0]
             raise CheckpointExists(
@@ -168,9 +162,7 @@ class Steps:
     def not_continued(
         self, step: int, record: Record, listing: Listing, local: history.Saves
     ) -> int | None:
-        """The step for which a step is one of ``history.strays``. Looks at its nearest ancestors alone, and at what lies between
-        them, here or among the ``local`` steps: ``ckpt doctor`` looks at all that are here.
-        """
+        """What ``history.strays`` gives for this step, from its nearest ancestors and what lies between."""
         leaves = sum(len(item.paths) for item in record.items.values())
         saves = {one: save for one, save in local.items() if one < step}
         saves[step] = saved_by(record)
@@ -213,16 +205,12 @@ class Steps:
         self, step: int, listing: Listing | None = None, beside: Collection[int] = ()
     ) -> Checkpoint:
         """A step with its metadata read; CheckpointNotFound lists up to 10 that exist, here and ``beside`` in another tier."""
-        for _ in range(_LOOKS):
+        for _ in range(_LOOKS if self.local else 1):
             found = (listing or self.look()).directories(step)
             listing = None
-            try:
-                if found:
+            if found:
+                with contextlib.suppress(CheckpointNotFound):  # deleted meanwhile, or replaced
                     return self.opened(found[0])
-            except CheckpointNotFound:
-                pass  # deleted since the listing, or replaced
-            if not self.local:
-                break
         if self.local:
             refuse_lost_link(self.path(step))
         raise self._absent(step, beside)
@@ -242,19 +230,11 @@ class Steps:
         return CheckpointNotFound(f"{text}; local directories have: {there}" if there else text)
 
     def facts(self, step: int, listing: Listing) -> keep.StepFacts | None:
-        """The keep policy's input for a step; None if it is damaged, or gone. An OSError or NewerFormat, since its record
-        cannot be read, says nothing about the step.
-        """
+        """The keep policy's input for a step; None if it is damaged, or gone. An OSError says nothing about the step."""
         try:
             return facts_of(step, self.open(step, listing))
         except (CheckpointCorrupt, CheckpointNotFound):
             return None
-
-    def all_facts(self) -> list[keep.StepFacts]:
-        """The same for every step, but for those that are damaged, or gone."""
-        listing = self.look()
-        steps = listing.committed()
-        return [facts for step in steps if (facts := self.facts(step, listing)) is not None]
 
 
 def stray_text(parent: int, verb: str = "continues") -> str:
@@ -307,7 +287,7 @@ class RunDirectory:
 def open_run_directory(
     directory: str | os.PathLike[str], names: StepNames, options: Options, read_only: bool
 ) -> RunDirectory:
-    """The directory of a run, which need not exist yet; NotADirectoryError for a file, CheckpointExists for a single checkpoint."""
+    """The directory of a run, which need not exist yet; raises for a file, or a single checkpoint."""
     path, local = resolve(directory)
     refuse_file_for_steps(path)
     backend = backend_of(local, options)
@@ -317,10 +297,9 @@ def open_run_directory(
 
 
 def find_run(directory: RunDirectory, *, make: bool) -> RunFile:
-    """The run file, as process 0 sees it; all processes must call it. With ``make`` a run without a name gets one, and several
-    processes the file of their secret.
-    Local steps are found by that name alone, so steps that another run left in the same local directory are never restored:
-    neither if its persistent directory was deleted, nor if this one is a copy of it.
+    """The run file, as process 0 sees it; all processes must call it. With ``make`` a run gets a name, and several
+    processes the file of their secret. Local steps are found by that name alone, so those of another run in the same
+    local directory are never restored: of one whose persistent directory was deleted, or of which this one is a copy.
     """
 
     def text() -> str:
@@ -343,17 +322,15 @@ def find_run(directory: RunDirectory, *, make: bool) -> RunFile:
 
 @dataclass
 class Following:
-    """The steps of a directory, one after the other. The lock is on another file than that of readers: a step that is wanted
-    is not deleted by retention, but training that goes back need not wait for whoever evaluates a step that it leaves.
+    """The steps of a directory, one after the other. It locks another file than readers do: retention does not delete the
+    step, but training that goes back need not wait for whoever evaluates a step that it leaves.
     """
 
     directory: RunDirectory
     _wanted: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def wait(self, after: int | None, timeout_secs: float | None) -> int | None:
-        """Blocks until the newest step is newer than ``after``; returns it, or None on timeout; all processes must call it.
-        Process 0 looks, and the others wait for what it sees. No retention deletes the step until the next call, or ``end``.
-        """
+        """Blocks until the newest step, as process 0 sees it, is newer than ``after``, and keeps it; None at the timeout."""
         try:
             after = None if after is None else operator.index(after)
         except TypeError:
@@ -384,8 +361,7 @@ class Following:
 
     def _want(self, step: int) -> bool:
         """Keeps a step; whether it is still there."""
-        listing = self.directory.steps.look()
-        names = listing.directories(step)
+        names = self.directory.steps.look().directories(step)
         if not names:
             return False
         if self.directory.steps.local:

@@ -21,15 +21,14 @@ _CONSTANT = ". A constant of the program is saved as ckpt.Json(...) or ckpt.File
 
 
 _Pipeline = tuple[weakref.ref[Any], str | None, bool]
-_ARGUMENTS = frozenset(["metrics", "metadata", "options"])
-"""Names of items that calls have for other things."""
+_ARGUMENTS = ("metrics", "metadata", "options")  # of calls: no items can be passed by these names
 
 
 @dataclass
 class UnreadValues:
-    """Results of the last restore that the caller never read, and items that it did not restore. The identity of the saved
-    object tells nothing, because a loop updates its state before it saves. But if a restored value was never read, the state
-    saved under its name cannot derive from it.
+    """Results of the last restore that nobody read, and items that it left out. The identity of a saved object tells
+    nothing, as loops update their state; but if a restored value was never read, what is saved under its name cannot
+    derive from it.
     """
 
     _step: int | None = None
@@ -45,9 +44,7 @@ class UnreadValues:
     _half: Set[str] = frozenset()  # items of a restore that failed with objects set
 
     def watch(self, restored: Restored, targets: Mapping[str, Any], unexpected: str) -> None:
-        """Notes which items a restore returned instead of setting in place, and which it left out. With
-        ``unexpected="ignore"`` the caller may leave items out.
-        """
+        """Notes what a restore returned instead of setting it and, unless ``unexpected="ignore"``, what it left out."""
         # Keep no reference to the result itself: it holds every restored array.
         # parts of a step may be restored one after the other
         if self._step != restored.step or unexpected != "error":
@@ -76,16 +73,13 @@ class UnreadValues:
         self._half |= set(targets if has_set(error) else ())
         self._asked |= set(targets)
 
-    def asks(self, items: Mapping[str, Any]) -> bool:
-        """Whether ``check`` could raise on any process, some of which may have read what others have not."""
-        return not self._asked.isdisjoint(items)
-
     def check_on_all(
         self, items: Mapping[str, Any], processes: Processes, limit_secs: float
     ) -> None:
         """Raises on all processes if ``check`` does on one: the others would wait for it."""
-        if processes.count == 1 or not self.asks(items):
-            self.check(items)  # of several processes none raises
+        # of several processes none raises for items that concern no restore
+        if processes.count == 1 or self._asked.isdisjoint(items):
+            self.check(items)
             return
         check = functools.partial(self.check, items)
         processes.round("save", limit_secs).all(check)

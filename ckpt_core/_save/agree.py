@@ -1,9 +1,8 @@
 """What the processes of a save agree on: that they save the same, and what each has written.
 
-Each process computes by itself who writes which region. If structure, shapes, chunks or shardings differed between two,
-regions would be written twice or not at all. So each sends a digest of them before anything is written; that of a tree
-is computed once for each plan. One that differs from process 0 sends its facts, and the error names the first setting
-or leaf that differs.
+Each process computes by itself who writes which region: if structure, shapes, chunks or shardings differed, regions would
+be written twice or not at all. So each sends a digest of them before anything is written, computed once for each plan. One
+that differs from process 0 sends its facts, and the error names the first setting or leaf that differs.
 
 Of numbers, texts, numpy arrays and arrays bound to no device each process has its own, and one is saved for all. So these
 are compared, too, as texts: else all processes but one would go on with another's value.
@@ -35,12 +34,9 @@ if TYPE_CHECKING:
     from ckpt_core._save.job import PreparedItem, SaveJob
     from ckpt_core._save.plan import PlannedLeaf
 
-_SHOWN = 160
-"""A message shows at most this many characters of each of two differing texts."""
-_WHOLE_TEXT = 80
-"""A value of so many characters or less is compared as it is, a longer one by its digest."""
-_NAMED = 5
-"""A message lists at most this many of the processes that differ."""
+_SHOWN = 160  # a message shows at most this many characters of each of two differing texts
+_WHOLE_TEXT = 80  # a value of so many characters or less is compared as it is, not by its digest
+_NAMED = 5  # a message lists at most this many of the processes that differ
 _MOST_PASSED_BYTES = 2**32
 _KINDS = {
     "tree": "a tree",
@@ -87,8 +83,8 @@ all processes must do."""
 def facts(
     root: Node, leaves: Iterable[tuple[PlannedLeaf, Any, Any, str]], own: bool
 ) -> Iterator[Fact]:
-    """The facts of a pytree, in the order of its structure. ``leaves`` are planned leaf, sharding of the stored array, of the
-    array itself, and value; with ``own`` each process writes a checkpoint of its own.
+    """The facts of a pytree, in the order of its structure. ``leaves``: planned leaf, sharding of the stored array, of the
+    array, value; with ``own`` each process has a checkpoint of its own.
     """
     left = iter(leaves)
     # thousands of leaves share few of these
@@ -164,9 +160,7 @@ def parse_facts(text: str) -> list[Fact]:
 
 
 def difference(ours: Sequence[Fact], theirs: Sequence[Fact], process: int) -> tuple[str, str, str]:
-    """The first difference between the facts of process 0, which calls it, and those of ``process``: the subject of a
-    sentence, the values on both, and what all processes must do.
-    """
+    """The first difference from process 0, which calls it: the subject of a sentence, both values, and what all must do."""
     pairs = enumerate(zip(ours, theirs, strict=False))
     at = next((at for at, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
     mine, other = (side[at] if at < len(side) else None for side in (ours, theirs))
@@ -208,8 +202,7 @@ def _shortened(one: str, other: str) -> tuple[str, str]:
     pairs = enumerate(zip(one, other, strict=False))
     at = next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
     start = max(0, at - _SHOWN // 2)
-    cut = (f"{'...' * (start > 0)}{text[start:][:_SHOWN]}" for text in (one, other))
-    first, second = cut
+    first, second = (f"{'...' * (start > 0)}{text[start:][:_SHOWN]}" for text in (one, other))
     return first, second
 
 
@@ -252,10 +245,9 @@ def agree_to_save(
     refusal: Exception | None,
     combine: Callable[[list[Any]], Any],
 ) -> Any:
-    """The answer that ``combine`` makes of all offers on process 0, after all processes have agreed that they save the same,
-    with the same ``settings``, by the names that a message uses. Each of several processes must call it, and it blocks until all
-    have. A ``refusal``, which stopped preparation here, or an error of ``offer`` is raised after the others know of it, and they
-    raise an error of its class. If another process saves something else, CheckpointError names what differs first.
+    """What ``combine`` on process 0 makes of all offers, once all processes agree that they save the same, with the same
+    ``settings``. A ``refusal``, which stopped preparation here, or an error of ``offer`` is raised after the others know
+    of it, who raise one of its class. If one saves something else, CheckpointError names what differs first.
     """
     text = ""
     try:
@@ -350,9 +342,7 @@ def join_parts(
     files: dict[str, FileRecord],
     writers: Mapping[str, ArrayWriter],
 ) -> None:
-    """On process 0: adds what the others ``passed`` to its files and to the rows of its writers; CheckpointError if a file
-    is not there as it was written.
-    """
+    """On process 0: adds what the others ``passed`` to its files and rows; CheckpointError if a file is not as written."""
     dumped = {item: [writer.rows.dump()] for item, writer in writers.items()}
     for process, said in list(enumerate(passed))[1:]:
         name = _passed(process)

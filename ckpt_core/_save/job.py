@@ -49,8 +49,7 @@ if TYPE_CHECKING:
 
 
 _ARGUMENTS = ("overwrite", "metadata", "options", "items", "metrics", "force")
-_OF_METRICS = "metrics", "json"
-"""Name and form of an item whose values stand where Orbax looks for metrics, too."""
+_OF_METRICS = "metrics", "json"  # name and form of an item that Orbax takes for metrics, too
 
 
 class _Nothing:
@@ -64,13 +63,10 @@ NOTHING = _Nothing()
 
 
 class Guard(Protocol):
-    """Decides whether this run may write to a directory; called on process 0 only. If either method raises, the save is undone."""
+    """Asked on process 0: to ``claim`` before an attempt begins, and to ``check`` last before its commit."""
 
-    def claim(self) -> None:
-        """Claims the directory. Called before the attempt begins, which deletes leftover files."""
-
-    def check(self) -> None:
-        """Raises if another run has claimed the directory. Called last before the commit."""
+    def claim(self) -> None: ...
+    def check(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -84,9 +80,7 @@ class RecordFields:
     shared: tuple[tuple[tuple[str, int], ...], ...] = ()  # as in ``Record``
 
     def frozen(self) -> RecordFields:
-        """A copy that later changes by the caller do not reach, with metadata as JSON returns it, and the settings of jax on this
-        thread; TypeError if it is not JSON.
-        """
+        """A copy that later changes do not reach, with metadata as JSON returns it, and jax's settings on this thread."""
         metadata = frozen_metadata(self.metadata)
         settings = {name: getattr(jax.config, name, None) for name in JAX_SETTINGS}
         return RecordFields(self.single, metadata, dict(self.metrics), settings)
@@ -156,9 +150,7 @@ class PreparedItem:
 def save_job(
     path: str | os.PathLike[str], fields: RecordFields, options: Options, **more: Any
 ) -> SaveJob:
-    """The job of a save by all processes of this run; ``more`` are further fields of ``SaveJob``.
-    ForkedProcess in a forked child, ValueError for ``Options(flat=True)`` where it means nothing.
-    """
+    """The job of a save by all processes; ``more`` are fields of ``SaveJob``. Refuses forked children."""
     if type(more["overwrite"]) is not bool:
         check_flags(overwrite=more["overwrite"])
     target, local = resolve(path)
@@ -193,9 +185,7 @@ def make_job(
 def collect_items(
     state: Any, items: Mapping[str, Any] | None, named: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The items to save, by name, from the arguments of a call. TypeError for a state beside named items, for no item, for one name
-    twice, or for a name that looks like a misspelt argument; ValueError for a name that no directory inside a checkpoint can have.
-    """
+    """The items of a call, by name. TypeError for arguments that do not go together, ValueError for an impossible name."""
     if not (items is None or isinstance(items, Mapping)):
         raise unnamed(items)
     twice = sorted(set(items or {}) & set(named))
@@ -248,19 +238,15 @@ def check_item_name(name: Any) -> None:
 def metrics_of(
     metrics: Mapping[str, float] | None, items: Mapping[str, object]
 ) -> dict[str, float]:
-    """The numbers of a step by name, from ``metrics=`` or from an item ``metrics`` that is Json; TypeError if both were passed."""
-    item = items.get("metrics")
-    if not isinstance(item, Json):
-        return {} if metrics is None else _checked_metrics(metrics)
-    if metrics:
-        raise TypeError(
-            "pass the metrics by metrics=, or all of them as an item that is Json, not both"
-        )
-    return {name: float(number) for name, number in numbers_in(item.value).items()}
-
-
-def _checked_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics as Python floats; TypeError if a name is not a str, or a value is not a scalar number."""
+    """The numbers of a step, from ``metrics=`` or an item ``metrics`` that is Json; TypeError for both, or no number."""
+    if isinstance(item := items.get("metrics"), Json):
+        if metrics:
+            raise TypeError(
+                "pass the metrics by metrics=, or all of them as an item that is Json, not both"
+            )
+        return {name: float(number) for name, number in numbers_in(item.value).items()}
+    if metrics is None:
+        return {}
     if not isinstance(metrics, Mapping):
         raise TypeError(
             f"metrics must be a dict of numbers by name, got {an(metrics)}: {METRICS_ARE_NUMBERS}"
@@ -268,22 +254,19 @@ def _checked_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for name, value in metrics.items():
         array = np.asarray(value)
-        if not isinstance(name, str) or array.ndim != 0 or not _is_real(array.dtype):
+        kind, dtype = (
+            array.dtype.kind,
+            array.dtype.name,
+        )  # those that jax adds, too, such as bfloat16
+        is_real = kind in "fiub" or dtype.startswith(("bfloat", "float", "int", "uint"))
+        if not (isinstance(name, str) and array.ndim == 0 and is_real):
+            shape: object = getattr(value, "shape", None)
+            what = f"{an(value)} of shape {shape}" if shape else an(value)
             raise TypeError(
-                f"metrics takes numbers, and {name!r} is {_what(value)}: {_instead(name, value)}"
+                f"metrics takes numbers, and {name!r} is {what}: {_instead(name, value)}"
             )
         numbers[name] = float(array)
     return numbers
-
-
-def _is_real(dtype: np.dtype[Any]) -> bool:
-    """Whether elements are numbers that a float holds; also of the dtypes that jax adds, such as bfloat16."""
-    return dtype.kind in "fiub" or dtype.name.startswith(("bfloat", "float", "int", "uint"))
-
-
-def _what(value: object) -> str:
-    shape: object = getattr(value, "shape", None)
-    return f"{an(value)}" + (f" of shape {shape}" if shape else "")
 
 
 def _instead(name: object, value: object) -> str:
@@ -342,9 +325,7 @@ def metadata_files(
 def write_sources(
     item: PreparedItem, attempt: Attempt, job: SaveJob, links: Links | None
 ) -> dict[str, FileRecord]:
-    """Size and digest, by path in the checkpoint, of the item's larger files, which it copies into the attempt,
-    or links if they have not changed. CheckpointError if a file has changed since the save was called.
-    """
+    """Copies or links an item's larger files into the attempt: their records, by path. CheckpointError if one has changed."""
     found: dict[str, FileRecord] = {}
     for source in item.sources:
         name = f"{item.folder}/{source.name}"

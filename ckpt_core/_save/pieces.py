@@ -33,10 +33,8 @@ from ckpt_core._tree import format_path
 from ckpt_core._tree.flatten import Key, Node, Path
 from ckpt_core.arguments import answering
 
-_SMALL_ADD_BYTES = 8 * MIB
-"""What is added in smaller pieces waits in memory, until it fills a file."""
-_WAITING_BYTES = 64 * MIB
-"""So much of it waits at most."""
+_SMALL_ADD_BYTES = 8 * MIB  # what is added in smaller pieces waits in memory, until it fills a file
+_WAITING_BYTES = 64 * MIB  # so much of it waits at most
 _DICTS = ("dict", "ordered")
 
 
@@ -116,9 +114,10 @@ class CheckpointWriter:
         return self
 
     def add(self, name: str, tree: Any, /) -> None:
-        """Writes an item, or a part of one; when it returns, the arrays may be changed and deleted. A pytree of dictionaries may
-        come in parts: dictionaries of the same path are joined. All other items (a bare array, a live object, ``Files``,
-        ``Json``) are added once. If the value is refused, the writer is as before; if it cannot be written, nothing more can be.
+        """Writes an item, or a part of one; when it returns, the arrays may be changed and deleted. A pytree of
+        dictionaries may come in parts: dictionaries of the same path are joined. All other items (a bare array, a live
+        object, ``Files``, ``Json``) are added once. If the value is refused, the writer is as before; if it cannot be
+        written, nothing more can be.
         """
         check_item_name(name)
         with self._turn:
@@ -174,7 +173,7 @@ class CheckpointWriter:
             raise
 
     def set_metadata(self, metadata: Any) -> None:
-        """Replaces the metadata that ``writer`` was given: what a conversion finds out inside the ``with`` block. TypeError if it is not JSON."""
+        """Replaces the metadata by what a conversion found out inside the ``with`` block; TypeError if it is not JSON."""
         with self._turn:
             writing = self._begun("set_metadata")
             writing.fields = replace(writing.fields, metadata=frozen_metadata(metadata))
@@ -316,10 +315,9 @@ class _PieceWrite(Save):
     def refuse_clash(self, item: PreparedItem) -> None:
         """Raises UnsupportedLeaf if an item, or a part of one, does not go together with what is there."""
         tree = self._trees.get(item.name)
-        known = tree is not None or any(item.name == other.name for other in self.items)
         if tree is not None and item.plan is not None:
             tree.refuse(item)
-        elif known:
+        elif any(item.name == other.name for other in self.items):
             raise taken(item.name, "")
 
     def take(self, item: PreparedItem) -> None:

@@ -1,15 +1,13 @@
 """Plans how each leaf of a pytree is stored, and which process writes which part of it.
 
-A training run saves the same pytree at every step, with different values. The plan depends only on
-structure, shapes and shardings. It is computed once and cached, together with the metadata files
-that follow from it.
+A training run saves the same pytree at every step, with different values. The plan depends on structure, shapes and
+shardings alone. It is computed once and cached, with the metadata files that follow from it.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -35,10 +33,8 @@ from ckpt_core._tree.leaves import CHANGEABLE_KINDS, TEXT_KINDS, LeafSpec, descr
 from ckpt_core._tree.patterns import idle_patterns, pattern_to_regex
 from ckpt_core._words import some
 
-_REMEMBERED = 16
-"""Number of plans in the cache: a Checkpointer saves few different items, to two tiers."""
+_REMEMBERED = 16  # plans in the cache: a Checkpointer saves few different items, to two tiers
 
-_NO_VALUES: Mapping[str, str] = types.MappingProxyType({})
 Rules = Mapping[str, str | None]
 """For each pattern of paths, the codec of the leaves that it matches; None for no compression."""
 Compression = str | tuple[str, tuple[tuple[str, str | None], ...]] | None
@@ -89,10 +85,10 @@ class TreePlan:
         kinds = (leaf.spec.kind for leaf in self.leaves)
         return tuple(position for position, kind in enumerate(kinds) if kind in TEXT_KINDS)
 
-    def facts(self, values: Mapping[str, str] = _NO_VALUES) -> Iterator[Fact]:
+    def facts(self, values: Mapping[str, str] | None = None) -> Iterator[Fact]:
         """All facts that must be equal on all processes, leaf by leaf; ``values`` are ``PreparedItem.values``."""
         signature = self.signature
-        told = (values.get(name, "") for name in self.names)
+        told = ((values or {}).get(name, "") for name in self.names)
         described = zip(self.leaves, signature.stored, signature.shardings, told, strict=True)
         return facts(signature.root, described, self.own)
 
@@ -139,9 +135,9 @@ class TreePlan:
 
 
 def signature_of(flat: FlatTree) -> tuple[TreeSignature, list[Any]]:
-    """The signature of a pytree, and its leaves, with PRNG key arrays replaced by their key data. Loops
-    over thousands of arrays while the caller waits: specs and shardings that arrays share are computed
-    once and are one object, which makes comparing signatures fast. UnsupportedLeaf says path and type.
+    """The signature of a pytree, and its leaves, with PRNG key arrays as their key data; UnsupportedLeaf says path and
+    type. The caller waits: specs and shardings that thousands of arrays share are made once, and compared fast as one
+    object.
     """
     specs: list[LeafSpec] = []
     placed: list[tuple[Any, bool] | None] = []
@@ -226,9 +222,7 @@ def plan_tree(
     compression: Compression,
     own: bool = False,
 ) -> TreePlan:
-    """The plan of one process for saving pytrees of this signature; ``own`` plans a process-local checkpoint, with
-    every shard held here, replicas included. UnsupportedLeaf if the paths of two leaves give the same array name.
-    """
+    """The plan of one process for pytrees of this signature; UnsupportedLeaf if two leaves have the same array name."""
     names = tuple(
         orbax_write.check_names(signature.paths, stored_paths(signature.root, signature.paths))
     )
@@ -287,9 +281,7 @@ class _Cut(NamedTuple):
 
 
 class LeafPlanner:
-    """Plans the leaves of one pytree, in order. Thousands of leaves share few specs and shardings;
-    what follows from both is computed once, since with thousands of processes that takes milliseconds.
-    """
+    """Plans the leaves of a pytree, in order. What follows from spec and sharding, which many share, is computed once."""
 
     def __init__(self, process: int, chunk_bytes: int, own: bool) -> None:
         self._own = own
@@ -368,9 +360,7 @@ class LeafPlanner:
         return tuple(takes), total_bytes
 
     def _chunk(self, spec: LeafSpec, cuts: tuple[Region, ...], holders: int) -> tuple[int, ...]:
-        """The chunk shape of an array; the same on all processes. No chunk crosses the borders of all shards,
-        which ``cuts`` have. ``holders`` is the most processes that hold one region: each may write a part of it.
-        """
+        """The chunk shape of an array, the same on all processes: within all ``cuts``, of which ``holders`` write parts."""
         itemsize = spec.numpy_dtype.itemsize
         size_bytes = itemsize * max(map(region_size, cuts))
         limit = shared_chunk_bytes(size_bytes, holders, self._chunk_bytes)
@@ -378,11 +368,12 @@ class LeafPlanner:
 
 
 def codecs_of(item: str, paths: Sequence[Path], rules: Rules) -> list[str | None]:
-    """The codec of every leaf, from the first pattern that matches the path inside the item or ``item/path``; None if none does."""
+    """The codec of every leaf, by the first pattern that matches its path, in the item or with the item; None if none does."""
     compiled = [(pattern_to_regex(pattern), codec) for pattern, codec in rules.items()]
     found: list[str | None] = []
     for path in paths:
-        names = _names(item, path)
+        inside = format_path(path)
+        names = inside, f"{item}/{inside}" if path else item
         fitting = (codec for rule, codec in compiled if any(map(rule.fullmatch, names)))
         found.append(next(fitting, None))
     return found
@@ -396,8 +387,3 @@ def refuse_idle(rules: Rules, items: Iterable[tuple[str, Sequence[Path]]]) -> No
         raise ValueError(
             f"Options.compression: the pattern {pattern!r} matches no leaf; leaves are {some(names)}"
         )
-
-
-def _names(item: str, path: Path) -> tuple[str, str]:
-    inside = format_path(path)
-    return inside, f"{item}/{inside}" if path else item

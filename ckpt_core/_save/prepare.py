@@ -64,8 +64,7 @@ Parts = dict[tuple[int, int], Any]
 numpy arrays. Of a leaf that no sharding places there is one, at 0, or none."""
 NOTES: tuple[str, ...] = ("metadata", "data.json")
 """Where Orbax's Json handlers look, of v0 and of v1."""
-_HELD_BYTES = MIB
-"""Smaller files are read before the save returns."""
+_HELD_BYTES = MIB  # smaller files are read before the save returns
 _HELD_BYTES_IN_ALL = 64 * MIB
 
 
@@ -75,9 +74,9 @@ def take_snapshot(
     copy: Copy | None = None,
     begins: Save | None = None,
 ) -> None:
-    """Copies or references all values as they are now, once for all saves of one step. With several
-    processes, an error is kept and raised in ``agree``, where the others wait for this one. ``begins``
-    is the save that then begins on process 0, in a file system, where that takes no round trip.
+    """Copies or references all values as they are now, once for all saves of one step. With several processes, an error
+    is raised later, in ``agree``, where the others wait. ``begins`` is the save that then begins on process 0, in a file
+    system.
     """
     jobs = [one.job for one in saves]
     for one in saves:
@@ -105,13 +104,11 @@ def take_snapshot(
 def prepare_items(
     items: Mapping[str, Any], jobs: Sequence[SaveJob], copy: Copy | None
 ) -> tuple[list[list[PreparedItem]], Shared]:
-    """Flattens, plans and snapshots all items of a save: for each job its items, and the objects that several items
-    share. ``copy`` copies host memory that the caller could change while the save runs (None: the caller waits).
-    UnsupportedLeaf says path, type and item; ValueError is for a pattern of ``Options.compression`` that matches no leaf.
+    """Flattens, plans and snapshots all items: for each job its items, and the objects that several share. ``copy``
+    copies host memory that the caller could change meanwhile; None: it waits. ValueError: an ``Options.compression``
+    pattern matches no leaf.
     """
-    shared = None
-    if len(items) > 1:
-        shared = SharedObjects()
+    shared = SharedObjects() if len(items) > 1 else None
     adapters = _adapters.introduce(items)
     lives: list[Live] = [[] for _ in items]
     prepared = [
@@ -137,8 +134,7 @@ def prepare_item(
     shared: SharedObjects | None = None,
     live: Live | None = None,
 ) -> list[PreparedItem]:
-    """Flattens, plans and snapshots one item for each job, as ``prepare_items`` does; ``shared`` notes leaves that may stand in
-    other items, too, and ``live`` gets the live objects."""
+    """Prepares an item for each job, as ``prepare_items`` does; ``shared`` notes its leaves, ``live`` its live objects."""
     try:
         if isinstance(value, Json):
             return [prepare_json(name, value, job) for job in jobs]
@@ -150,7 +146,12 @@ def prepare_item(
             live.append((value, False))  # what is inside of it is its own
             live = None
         if per_process:
-            return [_prepare_state(name, value, adapter, jobs[0])] * len(jobs)
+            processes = jobs[0].processes  # each saves a state of its own
+            state = adapter.get_state(value)
+            text = adapter.to_text(state)
+            files = process_state.dump(state, text, processes.index, processes.count)
+            record = ItemRecord("process", NONE, process_count=processes.count)
+            return [PreparedItem(name, record, state_files=files)] * len(jobs)
         return _prepare_tree(name, value, jobs, copy, shared, live)
     except UnsupportedLeaf as error:
         if jobs[0].fields.single:
@@ -158,15 +159,6 @@ def prepare_item(
         message = f"item {name!r}: {error}"
         named = UnsupportedLeaf(message, leaf=error.leaf, type_name=error.type_name)
         raise named.with_traceback(error.__traceback__) from None
-
-
-def _prepare_state(name: str, value: Any, adapter: Any, job: SaveJob) -> PreparedItem:
-    """Prepares a data pipeline, of which each process saves its own state."""
-    state, processes = adapter.get_state(value), job.processes
-    text = adapter.to_text(state)
-    files = process_state.dump(state, text, processes.index, processes.count)
-    record = ItemRecord("process", NONE, process_count=processes.count)
-    return PreparedItem(name, record, state_files=files)
 
 
 def _prepare_tree(
@@ -211,11 +203,11 @@ def _prepare_tree(
         landing = _Landing(first.leaves, parts)
     else:
         transfer.bring_to_host(parts, _on_devices(first.leaves, parts), copy_now, staged=False)
-    sources: list[Any] = [None] * len(data)
-    if any(job.links is not None for job in jobs):
-        for position, spec in enumerate(signature.specs):
-            if spec.kind == "jax":
-                sources[position] = weakref.ref(flat.leaves[position])
+    linking = any(job.links is not None for job in jobs)
+    sources = [
+        weakref.ref(leaf) if linking and spec.kind == "jax" else None
+        for leaf, spec in zip(flat.leaves, signature.specs, strict=True)
+    ]
     return [
         PreparedItem(
             name,
@@ -243,8 +235,8 @@ def plan_item(name: str, signature: TreeSignature, job: SaveJob) -> TreePlan:
 def _collect_parts(
     plan: TreePlan, data: Sequence[Any], parts: Parts, copy: Copy | None, compares: bool
 ) -> None:
-    """Adds to ``parts`` what this plan writes and is not there yet: shards on devices, or host arrays. With
-    ``compares`` also the values that each process has one of: process 0 writes them, and the others compare theirs.
+    """Adds to ``parts`` what this plan writes and is not there yet: shards on devices, or host arrays; if it ``compares``,
+    also values of which each process has one: process 0 writes them, and the others compare theirs.
     """
     for position, (name, leaf, stored) in enumerate(
         zip(plan.names, plan.leaves, data, strict=True)
@@ -278,7 +270,7 @@ def _on_devices(leaves: Sequence[PlannedLeaf], parts: Parts) -> list[tuple[int, 
 
 @dataclass
 class _Landing:
-    """Brings copies in device memory to the host once, on the first thread that writes, never in a signal handler; frees that memory."""
+    """Brings copies in device memory to the host once, on the first thread that writes, and frees that memory."""
 
     leaves: Sequence[PlannedLeaf]
     parts: Parts
@@ -318,9 +310,8 @@ def _landed(
     texts: Mapping[str, str] | None,
     landing: Callable[[], None] | None,
 ) -> Landed:
-    """The arrays that this process writes, on the host, and the values that all processes compare.
-    ``sources`` are weak references to the jax arrays, ``texts`` the compared leaves that are
-    stored as text (None: nothing is compared); ``landing`` blocks until the parts are on the host.
+    """The arrays that this process writes, on the host after ``landing``, and the values that all compare. ``sources``
+    are weak references to jax arrays; ``texts`` the compared leaves that are stored as text, None if nothing is compared.
     """
     if landing is not None:
         landing()
@@ -368,7 +359,7 @@ class SharedObjects:
         self._known: dict[int, tuple[Callable[[], Any], list[tuple[str, int]]]] = {}
 
     def note(self, item: str, leaves: Iterable[Any], specs: Iterable[LeafSpec]) -> None:
-        """Notes the leaves of an item. Arrays, which an adapter may have made for this save, are not kept alive: another may get the same id."""
+        """Notes the leaves of an item. Arrays, perhaps made for this save, are not kept alive: another may get the same id."""
         for position, (leaf, spec) in enumerate(zip(leaves, specs, strict=True)):
             if spec.kind not in CHANGEABLE_KINDS:
                 continue
@@ -396,9 +387,7 @@ def prepare_json(name: str, item: Json, job: SaveJob) -> PreparedItem:
             f"Json takes plain values only (dicts with text keys, lists, text, numbers, True, False, None): {error}",
             type_name=type(item.value).__name__,
         ) from error
-    files: dict[str, bytes] = {}
-    if job.writers.index == 0:
-        files |= dict.fromkeys(NOTES, data)
+    files = dict.fromkeys(NOTES, data) if job.writers.index == 0 else {}
     record = ItemRecord("json", NONE, process_count=job.writers.count)
     compared: dict[str, str] = {}
     if job.processes.count > 1 and not job.own:  # the order of keys is no difference
@@ -409,7 +398,7 @@ def prepare_json(name: str, item: Json, job: SaveJob) -> PreparedItem:
 def prepare_files(
     name: str, item: Files | SavedFiles, jobs: Sequence[SaveJob]
 ) -> list[PreparedItem]:
-    """For each job the item: small files as they are now, and where the others are; CheckpointError if they are too large for a bucket."""
+    """For each job the item: small files as they are now, and where the others are; not too large for a bucket."""
     writing = [job for job in jobs if job.writers.index == 0]
     if not writing:
         return [_prepared(name, job) for job in jobs]
@@ -429,8 +418,12 @@ def prepare_files(
         for job in writing:
             _refuse_itself(path, job)
         found = files_below(path)
-    if not all(job.local for job in writing):
-        _refuse_too_large(name, found, jobs[0].options.max_host_bytes)
+    total_bytes, most_bytes = sum(file.size_bytes for file in found), jobs[0].options.max_host_bytes
+    if total_bytes > most_bytes and not all(job.local for job in writing):
+        raise CheckpointError(
+            f"item {name!r}: its files have {total_bytes:,} bytes, and a save into a bucket holds them in memory, {most_bytes:,} "
+            f"at most: pass options=ckpt.Options(max_host_bytes={total_bytes}), or keep the largest of them elsewhere"
+        )
     names = {file.name.partition("/")[0] for file in found}
     handler = item.orbax_handler if isinstance(item, Files) else None
     notes = () if handler else tuple(note for note in NOTES if note not in names)
@@ -473,13 +466,4 @@ def _refuse_itself(path: str, job: SaveJob) -> None:
             f"{path!r} holds the checkpoint that is being saved, {job.target!r}: save what is beside it, or by a "
             "function that copies that",
             type_name="file",
-        )
-
-
-def _refuse_too_large(name: str, found: list[SourceFile], most_bytes: int) -> None:
-    total = sum(file.size_bytes for file in found)
-    if total > most_bytes:
-        raise CheckpointError(
-            f"item {name!r}: its files have {total:,} bytes, and a save into a bucket holds them in memory, {most_bytes:,} "
-            f"at most: pass options=ckpt.Options(max_host_bytes={total}), or keep the largest of them elsewhere"
         )

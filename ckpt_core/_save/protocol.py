@@ -43,12 +43,8 @@ from ckpt_core._save.job import (
 from ckpt_core._save.prepare import landed, take_snapshot
 from ckpt_core._storage import INDEX_FILE, ArrayToWrite, ArrayWriter, Rows, encode_index
 
-Around = Callable[[Callable[[], None]], None]
-"""Calls its argument, which writes and commits; may do more before and after, on that thread."""
-_FILES_AT_ONCE = 4
-"""Number of data files that are written at once."""
-_UPLOADED_FILE_BYTES = 32 * MIB
-"""Maximum size of a data file in an object store, since it is in memory as a whole."""
+_FILES_AT_ONCE = 4  # number of data files that are written at once
+_UPLOADED_FILE_BYTES = 32 * MIB  # of a data file in an object store: it is in memory as a whole
 
 
 def save(
@@ -91,12 +87,8 @@ def save(
         >>> import ckpt_core as ckpt, jax.numpy as jnp
         >>> ckpt.save("/tmp/ckpt-docs/one", {"w": jnp.ones(3)}, overwrite=True)
     """
-    chosen_options = checked_options(options)
-    chosen = collect_items(state, items, named)
-    fields = RecordFields(state is not NOTHING, metadata)
-    job = save_job(path, fields, chosen_options, overwrite=overwrite)
     try:
-        prepared = _prepared(job, chosen)
+        prepared = _prepared(path, state, overwrite, metadata, options, items, named)
     except ANSWERS as error:
         raise at_the_call(error)  # noqa: B904
     try:
@@ -133,15 +125,11 @@ def save_async(
         >>> pending = ckpt.save_async("/tmp/ckpt-docs/two", {"w": jnp.ones(3)}, overwrite=True)
         >>> pending.result()
     """
-    chosen_options = checked_options(options)
-    chosen = collect_items(state, items, named)
-    fields = RecordFields(state is not NOTHING, metadata)
-    job = save_job(path, fields, chosen_options, overwrite=overwrite)
     try:
-        prepared = _prepared(job, chosen, np.copy)
+        prepared = _prepared(path, state, overwrite, metadata, options, items, named, np.copy)
     except ANSWERS as error:
         raise at_the_call(error)  # noqa: B904
-    pending = None
+    pending, job = None, prepared.job
     try:
         low = job.options.background_priority == "low"
         pending = PendingSave(job.target, prepared.run, "ckpt-save", low=low)
@@ -154,11 +142,22 @@ def save_async(
         raise
 
 
-def _prepared(job: SaveJob, items: Mapping[str, Any], copy: Copy | None = None) -> Save:
+def _prepared(
+    path: str | os.PathLike[str],
+    state: Any,
+    overwrite: bool,
+    metadata: Any,
+    options: Options | None,
+    items: Mapping[str, Any] | None,
+    named: Mapping[str, Any],
+    copy: Copy | None = None,
+) -> Save:
     """The save with the snapshot of all items, which in a file system process 0 has also begun."""
-    save = Save(job)
+    chosen_options, chosen = checked_options(options), collect_items(state, items, named)
+    fields = RecordFields(state is not NOTHING, metadata)
+    save = Save(save_job(path, fields, chosen_options, overwrite=overwrite))
     try:
-        take_snapshot(items, [save], copy, save)
+        take_snapshot(chosen, [save], copy, save)
     except BaseException:
         save.undo()
         raise
@@ -166,13 +165,13 @@ def _prepared(job: SaveJob, items: Mapping[str, Any], copy: Copy | None = None) 
 
 
 class Save:
-    """One save of all processes. After ``take_snapshot`` it is either run once, perhaps by another thread, or undone; later calls
-    do nothing. The processes agree that they save the same, that they see one attempt, after writing, and after the commit.
+    """One save of all processes. After ``take_snapshot`` it is run once, perhaps by another thread, or undone; later calls do
+    nothing. The processes agree that they save the same, that they see one attempt, and after writing and committing.
     """
 
     attempt: Attempt  # in which this process writes
 
-    def __init__(self, job: SaveJob, around: Around | None = None, call: str = "save") -> None:
+    def __init__(self, job: SaveJob, call: str = "save") -> None:
         options = job.options
         self.job = job
         self.operation = Operation(
@@ -186,7 +185,7 @@ class Save:
         self.files: dict[str, FileRecord] = {}  # that are written, by path in the checkpoint
         self.blocking_secs = 0.0  # the snapshot's
         self.written_bytes = 0
-        self._around = around
+        self.committed = False
         self._round = job.processes.round(call, options.timeout_secs, job.target)
         self._others_know = False  # whether this process takes part
         self._claim = threading.Lock()  # taken once, by ``run`` or ``undo``
@@ -210,11 +209,15 @@ class Save:
         if not self._claim.acquire(blocking=False):
             return
         try:
-            write = self._write_and_commit
-            write() if self._around is None else self._around(write)
+            with self.operation.failing("save_failed", "beginning"):
+                self.start()
+                self._on_all("written", self.write_part, report=str, judge=self._passed.extend)
+                self._on_all("committed", self.commit)
         except BaseException:
             self._give_back()
             raise
+        self._begun, self.committed = None, True
+        self.operation.committed(self.written_bytes, self.blocking_secs)
 
     def undo(self) -> bool:
         """Removes the attempt's directory, unless ``run`` was called; whether it will never run."""
@@ -223,18 +226,8 @@ class Save:
             self._give_back()
         return undone
 
-    def _write_and_commit(self) -> None:
-        with self.operation.failing("save_failed", "beginning"):
-            self.start()
-            self._on_all("written", self.write_part, report=str, judge=self._passed.extend)
-            self._on_all("committed", self.commit)
-        self._begun = None
-        self.operation.committed(self.written_bytes, self.blocking_secs)
-
     def start(self) -> None:
-        """Agreement 1: all processes save the same, into the attempt that process 0 began; CheckpointError
-        if they do not, if one cannot save, or does not see the files of process 0.
-        """
+        """Agreement 1: all save the same, into the attempt of process 0, and see its files; CheckpointError if they do not."""
         job = self.job
         if job.processes.index == 0 and self._begun is None and self.refusal is None:
             try:
@@ -288,9 +281,7 @@ class Save:
         offer: Callable[[], Any],
         combine: Callable[[list[Any]], Any] = operator.itemgetter(0),
     ) -> Any:
-        """Agreement 1 of several processes, that all save the same (see ``agree_to_save``); the answer to what they offer. ``settings``
-        must be equal on all, besides items and fields. ``offer`` is called when the arrays of this process are on the host.
-        """
+        """Agreement 1, see ``agree_to_save``: what ``combine`` makes of all offers, made when the arrays are on the host."""
         self._others_know = True
         common = {
             "Options(durable=)": self.job.options.durable,
@@ -310,9 +301,7 @@ class Save:
         )
 
     def _on_all(self, moment: str, work: Callable[[], Any], **reporting: Any) -> None:
-        """Calls ``work`` and waits until all processes have done theirs; if one fails, all raise. ``moment`` names what all have
-        done then with their parts; ``reporting`` goes to ``Round.all``.
-        """
+        """Calls ``work`` and waits until all have, or raises with them. ``moment``: what all have done then with their parts."""
         self._others_know = True
         if self.job.processes.count == 1:
             work()

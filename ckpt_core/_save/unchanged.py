@@ -42,8 +42,7 @@ LINKED_DIRECTORY = "ocdbt.linked"
 LEAST_FILE_BYTES = 1 * MIB
 """Smaller files are written anew, which costs no more; a damaged one then damages one step only."""
 _THREADS = min(4, os.cpu_count() or 1)
-_FIRST_LOOK_BYTES = 64 * KIB
-"""Compare this much of a chunk first: a changed array usually differs there already."""
+_FIRST_LOOK_BYTES = 64 * KIB  # compared first: a changed array usually differs there already
 
 
 class _SavedItem(NamedTuple):
@@ -86,7 +85,7 @@ class Linked:
 
 
 class Links:
-    """What one Checkpointer remembers of the step it committed last: ``link`` is called for each item, then ``prepare``, commit, ``committed``."""
+    """What a Checkpointer remembers of its last step: ``link`` for each item, then ``prepare``, commit, ``committed``."""
 
     def __init__(self) -> None:
         self._last: _SavedStep | None = None
@@ -94,9 +93,7 @@ class Links:
         self._changing: set[tuple[str, str]] = set()
 
     def link(self, item: PreparedItem, target: str) -> Linked | None:
-        """Links an item's unchanged arrays into the checkpoint ``target``. None if there are none, or if files cannot be
-        linked (another file system; the last step was deleted, replaced or changed): the save then writes everything.
-        """
+        """Links an item's unchanged arrays into ``target``; None if none can be linked, and all is to be written."""
         if self._last is None or item.name not in self._last.items:
             return None
         try:
@@ -109,9 +106,9 @@ class Links:
         """Links a file of the last step to ``target/name`` if it holds what ``source`` holds; None if not."""
         last = self._last
         known = None if last is None else last.identities.get(name)
-        if last is None or known is None or known.size_bytes != source.size_bytes:
+        if last is None or known is None:
             return None
-        if known.size_bytes < LEAST_FILE_BYTES:
+        if not LEAST_FILE_BYTES <= known.size_bytes == source.size_bytes:
             return None
         old, new = f"{last.path}/{name}", f"{target}/{name}"
         return last.files[name] if link_same(old, new, known, pieces_of(source)) else None
@@ -142,9 +139,7 @@ class Links:
 
 
 class _ItemLinker:
-    """Finds the arrays of one item that did not change since the last step, and links them. Adds to
-    ``changing`` the (item, array name) pairs that it finds changed: no later save compares them byte by byte.
-    """
+    """Links the arrays of one item that did not change; those that did, no later save compares (``changing``)."""
 
     def __init__(
         self, last: _SavedStep, item: PreparedItem, changing: set[tuple[str, str]]
@@ -173,11 +168,9 @@ class _ItemLinker:
         compared, same = self._worth_linking(keys), list[str]()
         if compared:
             with contextlib.closing(DataFiles(Location(self._folder, True))) as data:
-
-                def is_same(name: str) -> bool:
-                    return self._is_same(candidates[name], data)
-
-                found = run_each(is_same, compared, _THREADS, "ckpt-compare")
+                arrays = [candidates[name] for name in compared]
+                check = functools.partial(self._is_same, data)
+                found = run_each(check, arrays, _THREADS, "ckpt-compare")
             same = [name for name, equal in zip(compared, found, strict=True) if equal]
         chosen = self._worth_linking({name: keys[name] for name in same})
         kept = {name for name in keys.keys() - {*compared} if self._is_object(candidates[name])}
@@ -190,8 +183,8 @@ class _ItemLinker:
         return self._linked(target, frozenset(chosen), linked, unlinked)
 
     def _worth_linking(self, keys: Mapping[str, Sequence[str]]) -> list[str]:
-        """Names of the arrays in files of at least 1 MiB that are needed to 4/5 or more; ``keys`` are those of their chunks.
-        Dropping one array may make the rest of a file not worth linking, so this repeats until nothing changes.
+        """Names of the arrays in files of at least 1 MiB that are needed to 4/5 or more; ``keys`` are those of their
+        chunks. Dropping one array may make the rest of a file not worth linking, so this repeats until nothing changes.
         """
         prefix, files = f"{self._item.folder}/", self._last.files
         chosen = {name: [self._places[key] for key in its_keys] for name, its_keys in keys.items()}
@@ -259,10 +252,10 @@ class _ItemLinker:
         """Whether it is the same jax array object: weak references to one object are identical."""
         return array.source is not None and array.source is self._saved[array.name].source
 
-    def _is_same(self, array: ArrayToWrite, data: DataFiles) -> bool:
-        """Whether the array has the values that the last step saved. The same object is compared by checksums:
-        on CPU a ``jax.Array`` can share the memory of a numpy array, which the user may write to. Another
-        object, which a jitted function may have passed through, is compared with the file byte by byte.
+    def _is_same(self, data: DataFiles, array: ArrayToWrite) -> bool:
+        """Whether the array has the values that the last step saved. The same object is compared by checksums, as on CPU
+        it can share memory that the user may write to; another one, as a jitted function passed through, byte by byte
+        with the file.
         """
         chunks = stored_chunks(array.name, array.pieces, array.chunk)
         if self._is_object(array):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ckpt_core._directory import Backend
-from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
+from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound, Mismatch
 from ckpt_core._format.orbax_read import OrbaxTree
 from ckpt_core._format.orbax_write import STRINGS_FILE, read_string
 from ckpt_core._format.recipes import Recipe
@@ -21,7 +21,7 @@ from ckpt_core._format.rules import Rule
 from ckpt_core._format.untrusted import most_bytes, parse_json
 from ckpt_core._layout.chunks import chunk_count
 from ckpt_core._layout.regions import whole
-from ckpt_core._storage import Location
+from ckpt_core._storage import ForeignArray, Location
 from ckpt_core._tree import LEAF, Node, Path, array_name, format_path
 from ckpt_core._tree.leaves import LeafSpec
 
@@ -46,6 +46,11 @@ class SavedItem:
     def file(self, name: str) -> str:
         """Path of one of the item's files, relative to the checkpoint."""
         return f"{self.directory}/{name}" if self.directory else name
+
+    def differs(self, path: Path, kind: str, saved: object, wanted: object) -> Mismatch:
+        """The mismatch of a leaf with what is wanted there."""
+        texts = (None if one is None else str(one) for one in (saved, wanted))
+        return Mismatch(format_path(path), kind, *texts, item=self.name or None)
 
     def name_of(self, leaf: int) -> str:
         """Name of a leaf's array."""
@@ -78,9 +83,10 @@ class NativeItem(SavedItem):
 
 @dataclass(frozen=True)
 class OrbaxItem(SavedItem):
-    """An item that Orbax wrote; ``specs`` is empty until its arrays have been opened."""
+    """An item that Orbax wrote; ``specs`` and ``arrays`` are empty until its arrays have been opened."""
 
     tree: OrbaxTree | None = None  # how the pytree is stored; None if the item is none
+    arrays: Mapping[str, ForeignArray] = field(default_factory=dict[str, ForeignArray])
     value: Any = None  # of a ``json`` item
 
 
@@ -110,10 +116,8 @@ class DerivedItem(SavedItem):
 
     def as_stored(self, leaf: int) -> int | None:
         """Position in ``base`` of a leaf that is stored as it is; None for any other."""
-        recipe = self.recipes[leaf]
-        return (
-            recipe.first if recipe.is_all_of(self.base.specs[recipe.first].stored_shape) else None
-        )
+        recipe, first = self.recipes[leaf], self.recipes[leaf].first
+        return first if recipe.is_all_of(self.base.specs[first].stored_shape) else None
 
 
 @dataclass(frozen=True)
@@ -143,18 +147,18 @@ class Checkpoint:
         return text
 
     def read_file(self, name: str, *, leaf: str | None = None) -> bytes:
-        """The bytes of a file, by its path in the checkpoint; ``leaf``, which needs it, is for messages. A checkpoint of ckpt
-        verifies them against the record. Raises CheckpointCorrupt if the file is missing, too large, or its checksum differs.
-        """
+        """The bytes of a file, by its path in the checkpoint; ``leaf`` is for messages. CheckpointCorrupt if it is missing."""
         data = self.backend.read(self.path, name, most_bytes(name))
         if data is None:
-            raise CheckpointCorrupt(f"{self.path}: file {name} is missing", file=name, leaf=leaf)
+            raise self.corrupt(name, "is missing", leaf)
         return data
 
+    def corrupt(self, name: str, what: str, leaf: str | None = None) -> CheckpointCorrupt:
+        """The error for a file of the checkpoint."""
+        return CheckpointCorrupt(f"{self.path}: file {name} {what}", file=name, leaf=leaf)
+
     def held(self) -> contextlib.AbstractContextManager[None]:
-        """Keeps the checkpoint from being deleted while the block runs; does nothing for one of Orbax, which has no ckpt.json
-        to lock. Raises CheckpointNotFound if it was deleted or replaced after it was opened.
-        """
+        """Keeps the checkpoint from deletion while the block runs; one of Orbax has no file to lock. CheckpointNotFound if it is gone."""
         return contextlib.nullcontext()
 
     def was_replaced(self) -> bool:
@@ -179,18 +183,13 @@ class NativeCheckpoint(Checkpoint):
         """A file's bytes, verified against size and CRC32 in the record."""
         expected = self.record.files.get(name)
         if expected is None:
-            raise CheckpointCorrupt(
-                f"{self.path}: file {name} was never saved", file=name, leaf=leaf
-            )
+            raise self.corrupt(name, "was never saved", leaf)
         data = self.read_unverified(name, min(most_bytes(name), expected.size_bytes))
         if data is None:
-            raise CheckpointCorrupt(f"{self.path}: file {name} is missing", file=name, leaf=leaf)
+            raise self.corrupt(name, "is missing", leaf)
         if expected.size_bytes != len(data) or expected.crc32 != zlib.crc32(data):
-            raise CheckpointCorrupt(
-                f"{self.path}: file {name} is damaged: its checksum differs from that of the save",
-                file=name,
-                leaf=leaf,
-            )
+            what = "is damaged: its checksum differs from that of the save"
+            raise self.corrupt(name, what, leaf)
         return data
 
     def read_unverified(self, name: str, limit_bytes: int | None) -> bytes | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -33,10 +34,6 @@ _FIRST_READ_BYTES = 256 * KIB
 """Holds the header of most files, so that opening one takes one request."""
 
 
-_Placed = list[tuple[str, safetensors.Tensor]]
-"""Tensors, each with the file that it is in."""
-
-
 def open_file(location: Location, backend: Backend) -> Checkpoint | None:
     """The checkpoint of a safetensors file, or of an index of several; None if no file with one of ``SUFFIXES`` is there."""
     folder, _, name = location.path.rpartition("/")
@@ -51,20 +48,15 @@ def open_file(location: Location, backend: Backend) -> Checkpoint | None:
 
 
 def open_folder(location: Location, backend: Backend) -> Checkpoint | None:
-    """The checkpoint of the safetensors files in a folder; None if there are none. Raises CheckpointNotFound if there are
-    several, and no index says what belongs together.
-    """
-    name = _chosen(_names_in(location), location.path)
+    """The checkpoint of the safetensors files in a folder, or None; CheckpointNotFound for several files that no index lists."""
+    names: list[str] = []
+    if location.local:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            names = sorted(os.listdir(location.path))
+    else:
+        names = [name for name in open_keys(location).list() if "/" not in name]
+    name = _chosen(names, location.path)
     return None if name is None else _opened(location.path, location, backend, name)
-
-
-def _names_in(folder: Location) -> list[str]:
-    if not folder.local:
-        return [name for name in open_keys(folder).list() if "/" not in name]
-    try:
-        return sorted(os.listdir(folder.path))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 def _chosen(names: Iterable[str], folder: str) -> str | None:
@@ -122,7 +114,7 @@ def _opened(path: str, folder: Location, backend: Backend, name: str) -> Checkpo
 
 def _listed(
     places: Mapping[str, str], headers: Mapping[str, safetensors.Header], index: str
-) -> _Placed:
+) -> list[tuple[str, safetensors.Tensor]]:
     """The tensors that an index lists, each in the file that it names."""
     found = {
         (file, tensor.name): tensor for file, header in headers.items() for tensor in header.tensors
@@ -172,19 +164,13 @@ def _header(
         what = f"has {len(data)} of the {length} bytes of its header"
         raise CheckpointCorrupt(f"{name} {what}: it is truncated", file=name)
     header = safetensors.parse_header(data, name, size)
-    if size is None:
-        _check_end(files, name, header)
-    return header
-
-
-def _check_end(files: DataFiles | StoreFiles, name: str, header: safetensors.Header) -> None:
-    """Checks, with one request for two bytes, that an object ends where its last tensor does."""
-    got = len(_read(files, name, header.file_bytes - 1, 2))
-    if got != 1:
+    # one request for two bytes says whether an object ends where its last tensor does
+    if size is None and (got := len(_read(files, name, header.file_bytes - 1, 2))) != 1:
         what = "is truncated" if got == 0 else "has bytes that belong to no tensor"
         raise CheckpointCorrupt(
             f"{name} {what}: its tensors end at byte {header.file_bytes}", file=name
         )
+    return header
 
 
 def _read(files: DataFiles | StoreFiles, name: str, offset: int, size_bytes: int) -> bytes:

@@ -40,9 +40,7 @@ _OF_ARRAYS = (f"/{INDEX_FILE}", "zarr.json", ".zarray")
 
 
 def open_checkpoint(path: str | os.PathLike[str], options: Options | None = None) -> Checkpoint:
-    """The checkpoint at ``path``, with its metadata read and none of its arrays. Raises CheckpointNotFound if there is none,
-    CheckpointCorrupt if its metadata is damaged, and ForkedProcess in a forked child.
-    """
+    """The checkpoint at ``path``, with its metadata read and none of its arrays; ForkedProcess in a forked child."""
     HOME.is_used = True
     if os.getpid() != HOME.pid:
         raise forked()
@@ -97,7 +95,14 @@ def _open(location: Location, backend: Backend) -> Checkpoint:
     if record is not None:
         return _open_ours(location, backend, record)
     described = backend.read(text, orbax_write.STEP_METADATA)
-    step = _parse_step(described) if described else {}
+    step: dict[str, Any] = {}
+    if described:
+        step = parse_json(described, orbax_write.STEP_METADATA)
+        if not isinstance(step, dict):
+            raise CheckpointCorrupt(
+                f"{orbax_write.STEP_METADATA}: not an object", file=orbax_write.STEP_METADATA
+            )
+        step["custom_metadata"] = step.get("custom_metadata") or {}
     if MARKER in step.get("custom_metadata", {}):
         raise _no_record(text)
     tree = backend.read(text, orbax_write.ITEM_METADATA)
@@ -159,16 +164,6 @@ def _open_ours(location: Location, backend: Backend, data: bytes) -> NativeCheck
     )
 
 
-def _parse_step(data: bytes) -> dict[str, Any]:
-    value = parse_json(data, orbax_write.STEP_METADATA)
-    if not isinstance(value, dict):
-        raise CheckpointCorrupt(
-            f"{orbax_write.STEP_METADATA}: not an object", file=orbax_write.STEP_METADATA
-        )
-    value["custom_metadata"] = value.get("custom_metadata") or {}
-    return value
-
-
 def _open_flat(location: Location, backend: Backend, tree: OrbaxTree) -> Checkpoint:
     """A checkpoint whose path is the directory of one item: written flat by Orbax, or by ckpt."""
     path = location.path
@@ -216,8 +211,11 @@ def _open_orbax(location: Location, backend: Backend, step: dict[str, Any]) -> C
     for name in backend.children(path):
         known = orbax_read.handler_form(str(handlers.get(name, "")))
         item = _orbax_item(path, backend, name, known)
-        if item is None and name in handlers and not _is_tree(backend, path, name):
-            item = OrbaxItem(name, "files", directory=name)  # of a handler that is not Orbax's own
+        if item is None and name in handlers:
+            files = backend.files(f"{path}/{name}")
+            # arrays: the item has lost its metadata; else its handler is not Orbax's own
+            if not any(file == INDEX_FILE or file.endswith(_OF_ARRAYS) for file in files):
+                item = OrbaxItem(name, "files", directory=name)
         if item is None:
             continue
         if name == "metrics" and item.form == "json":
@@ -238,9 +236,7 @@ def _open_orbax(location: Location, backend: Backend, step: dict[str, Any]) -> C
 
 
 def _orbax_item(path: str, backend: Backend, name: str, known: str) -> OrbaxItem | None:
-    """The item in the subdirectory ``name`` of an Orbax checkpoint; None if it contains no item. ``known`` is its form by its
-    Orbax handler, or empty if the metadata names none.
-    """
+    """The item in a subdirectory of an Orbax checkpoint, or None; ``known`` is its form by its handler, empty if none is named."""
     nested = {"jax_key": "jax_random_key", "numpy_key": "np_random_key"}.get(known)
     directory = f"{name}/{nested}" if nested else name
     data = backend.read(path, f"{directory}/{orbax_write.ITEM_METADATA}")
@@ -260,12 +256,6 @@ def _orbax_item(path: str, backend: Backend, name: str, known: str) -> OrbaxItem
     files = backend.files(f"{path}/{name}")
     states = any(file.startswith("process_") and "/" not in file for file in files)
     return OrbaxItem(name, "process", directory=name) if states else None
-
-
-def _is_tree(backend: Backend, path: str, name: str) -> bool:
-    """Whether arrays lie there: then the item has lost its metadata, and is not one of any files."""
-    files = backend.files(f"{path}/{name}")
-    return any(file == INDEX_FILE or file.endswith(_OF_ARRAYS) for file in files)
 
 
 def not_found(path: str, backend: Backend) -> CheckpointNotFound:
@@ -333,31 +323,26 @@ def refuse_file_for_steps(path: str) -> None:
     try:
         refuse_file(path)
     except NotADirectoryError as error:
-        kind, advice = _file(path)
-        text = f"a {kind} is where the directory of steps should be" + (
-            f": {advice}" * bool(advice)
-        )
+        text = _about_file(path, "a {} is where the directory of steps should be")
         raise NotADirectoryError(error.errno, text, path) from None
 
 
-def _file(path: str) -> tuple[str, str]:
-    """What kind of file this is, by its suffix, and how to load it."""
+def _about_file(path: str, text: str) -> str:
+    """The text, with what kind of file this is, by its suffix; and how to load it."""
     whose = _LIBRARIES.get(os.path.splitext(path)[1].lower())
     if whose is None:
-        return "file", ""
+        return text.format("file")
     imported = f"{os.path.splitext(os.path.basename(path))[0]}-imported"
-    return f"file of {whose}", (
-        f"make a checkpoint of it with `ckpt import {shlex.quote(path)} {shlex.quote(imported)}`, or "
-        "ckpt.convert.import_weights, and load that"
+    return (
+        f"{text.format(f'file of {whose}')}: make a checkpoint of it with `ckpt import {shlex.quote(path)} "
+        f"{shlex.quote(imported)}`, or ckpt.convert.import_weights, and load that"
     )
 
 
 def _what_is(path: str, backend: Backend) -> str:
     """What is at the path of a checkpoint that was not found, for the message."""
     if os.path.isfile(path):
-        kind, advice = _file(path)
-        text = f"it is a {kind}, and a checkpoint is a directory"
-        return f"{text}: {advice}" if advice else text
+        return _about_file(path, "it is a {}, and a checkpoint is a directory")
     inside = sorted({name.partition("/")[0] for name in backend.files(path)})
     if not inside:
         return "it is empty, or its save never finished"

@@ -1,8 +1,8 @@
 """The only package that imports TensorStore: writes and reads the OCDBT database of an item.
 
-``location`` says where a database or an object lies and how it is opened; ``writer`` writes data files; ``encode`` makes the index that
-leads to them, and ``database`` decodes one; ``files`` reads files and objects, of which the index gives the ranges; ``arrays`` reads
-other layouts through TensorStore.
+``location`` says where a database or an object lies and how it is opened; ``writer`` writes data files; ``encode`` makes the
+index that leads to them, and ``database`` decodes one; ``files`` reads ranges of files and objects; ``arrays`` reads other
+layouts through TensorStore.
 """
 
 from ckpt_core._storage.arrays import (

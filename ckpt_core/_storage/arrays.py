@@ -40,7 +40,7 @@ class ForeignArray:
     store: Any  # TensorStore's handle
     dtype: str
     shape: tuple[int, ...]
-    stored: int | None = None  # the most values it has, its metadata among them; None if unknown
+    stored: int  # the most values it has, its metadata among them
 
 
 def open_array(
@@ -48,15 +48,14 @@ def open_array(
     name: str,
     context: StoreContext,
     *,
-    zarr3: bool = True,
-    ocdbt: bool = True,
-    limit_bytes: int | None = None,
-    values: Values | None = None,
+    zarr3: bool,
+    ocdbt: bool,
+    limit_bytes: int,
+    values: Values,
 ) -> ForeignArray:
     """Opens an array of any layout that Orbax writes: zarr v3 or v2, in an OCDBT database or in directories.
-    CheckpointCorrupt if it is missing or its metadata is damaged or impossible; MemoryError if a chunk would take
-    more than half of this process's memory. A decoded chunk larger than ``limit_bytes`` is damaged. ``values`` are
-    for an index that was not checked against a record.
+    CheckpointCorrupt if it is missing or its metadata is damaged or impossible, such as chunks above ``limit_bytes``;
+    MemoryError if a chunk would take more than half of this process's memory.
     """
     prefix = f"{name}/" if name else ""
     metadata = "zarr.json" if zarr3 else ".zarray"
@@ -83,9 +82,8 @@ def open_array(
     # A malicious shape or chunk shape would abort the process when TensorStore allocates memory.
     if math.prod(shape) * store.dtype.numpy_dtype.itemsize > _MAX_FOREIGN_BYTES:
         raise CheckpointCorrupt(f"array {name!r}: impossible shape {shape}", leaf=name)
-    refuse_chunks(store, name, limit_bytes, values)
-    stored = None if values is None else len(values.keys(name))
-    return ForeignArray(store, store.dtype.name, shape, stored)
+    _refuse_chunks(store, name, limit_bytes, values)
+    return ForeignArray(store, store.dtype.name, shape, len(values.of(name)))
 
 
 def _check_nesting(kvstore: dict[str, Any], file: str, name: str, context: StoreContext) -> None:
@@ -100,19 +98,16 @@ def _check_nesting(kvstore: dict[str, Any], file: str, name: str, context: Store
     parse_json(bytes(found.value), f"{name}/{file}")
 
 
-def read_region(
-    array: ForeignArray, region: Region, name: str, out: np.ndarray[Any, Any] | None = None
-) -> np.ndarray[Any, Any]:
-    """Reads the values of a region into ``out``, or into a new array; blocks. CheckpointCorrupt if a chunk is missing or cannot be decoded."""
+def read_region(array: ForeignArray, region: Region, name: str) -> np.ndarray[Any, Any]:
+    """Reads the values of a region; blocks. CheckpointCorrupt if a chunk is missing or cannot be decoded."""
     chunk = tuple(array.store.chunk_layout.write_chunk.shape or ())
-    if array.stored is not None and chunk_count(region, chunk) > array.stored:
+    if chunk_count(region, chunk) > array.stored:
         raise CheckpointCorrupt(f"array {name!r}: chunks are missing", leaf=name)
     part = array.store[region_slices(region)]
     # A slice of a TensorStore keeps its origin; shift it to zero, to match ``out``.
     part = part.translate_to[(0,) * part.rank] if part.rank else part
     try:
-        if out is None:
-            out = np.empty(part.shape, array.store.dtype.numpy_dtype)
+        out = np.empty(part.shape, array.store.dtype.numpy_dtype)
         if out.size:
             ts.array(out).write(part).result()
     except (MemoryError, RecursionError):
@@ -140,9 +135,7 @@ def refuse_file(location: Location, name: str, most: int) -> None:
 
 
 def memory_bytes() -> int:
-    """Maximum memory of this process in bytes: physical memory, the limit of its container, or RLIMIT_AS. ``sys.maxsize`` where
-    the system tells none (Windows): there a chunk that is too large ends the process.
-    """
+    """Maximum memory of this process in bytes; ``sys.maxsize`` where the system tells none (Windows)."""
     known = [sys.maxsize]
     with contextlib.suppress(AttributeError, ValueError, OSError):
         known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -174,11 +167,10 @@ def most_stored_bytes(chunk_bytes: int) -> int:
 
 
 class Values:
-    """Sizes of the stored values of each array, by keys like ``w/c/0/0``, for an item without a record; CheckpointCorrupt for too large metadata."""
+    """Sizes of the stored values of each array, by keys like ``w/c/0/0``; CheckpointCorrupt for too large metadata."""
 
     def __init__(self, sizes_bytes: Iterable[tuple[str, int]]) -> None:
-        self._largest: dict[str, int] = {}
-        self._keys: dict[str, list[str]] = {}
+        self._of: dict[str, dict[str, int]] = {}
         self.total_bytes = 0
         for key, size in sizes_bytes:
             name, _, last = key.rpartition("/")
@@ -189,21 +181,16 @@ class Values:
                     leaf=name,
                 )
             for array in _arrays_of(key):
-                self._largest[array] = max(size, self._largest.get(array, 0))
-                self._keys.setdefault(array, []).append(key)
+                self._of.setdefault(array, {})[key] = size
             self.total_bytes += size
 
-    def largest(self, name: str) -> int:
-        """Size in bytes of the largest value of an array; 0 if it has none."""
-        return self._largest.get(name, 0)
-
-    def keys(self, name: str) -> list[str]:
-        """The keys of an array's values."""
-        return self._keys.get(name, [])
+    def of(self, name: str) -> Mapping[str, int]:
+        """Size in bytes of each value of an array, by its key."""
+        return self._of.get(name, {})
 
 
 def _arrays_of(key: str) -> set[str]:
-    """The possible array names of a value's key: for ``w``, keys are ``w/c/0/1`` and ``w/c`` in zarr 3, ``w/0.1`` and ``w/0/1`` in zarr 2."""
+    """The possible array names of a value's key: of ``w``, keys are ``w/c/0/1`` and ``w/c`` in zarr 3, ``w/0.1`` and ``w/0/1`` in 2."""
     parts = key.split("/")
     last = len(parts) - 1
     while last > 0 and parts[last].replace(".", "").isdigit():
@@ -215,35 +202,34 @@ def _arrays_of(key: str) -> set[str]:
     return found
 
 
-def refuse_chunks(store: Any, name: str, limit_bytes: int | None, values: Values | None) -> None:
-    """Raises CheckpointCorrupt if an array's chunks are impossible, or larger than ``limit_bytes`` when decoded,
-    and MemoryError if there is no memory for one. ``values`` are None if they were checked against a record before.
-    """
+def _refuse_chunks(store: Any, name: str, limit_bytes: int, values: Values) -> None:
+    """Raises CheckpointCorrupt if an array's chunks are impossible, and MemoryError if there is no memory for one."""
     layout, itemsize = store.chunk_layout, store.dtype.numpy_dtype.itemsize
     inner = math.prod(layout.read_chunk.shape or ())
     outer = math.prod(layout.write_chunk.shape or ())
     shape = tuple(store.shape)
-    if (limit_bytes is not None and outer * itemsize > limit_bytes) or outer // max(
-        1, inner
-    ) > _MOST_INNER_CHUNKS:
+    inner_chunks = outer // max(1, inner)
+    if outer * itemsize > limit_bytes or inner_chunks > _MOST_INNER_CHUNKS:
         raise CheckpointCorrupt(
             f"array {name!r}: impossible shape {shape} in chunks of {tuple(layout.write_chunk.shape)}",
             leaf=name,
         )
     refuse_without_memory(name, outer * itemsize)
-    if values is None:
-        return
-    most = most_stored_bytes(outer * itemsize) + 16 * (outer // max(1, inner))
-    if values.largest(name) > max(most, most_bytes("zarr.json")):
+    most = most_stored_bytes(outer * itemsize) + 16 * inner_chunks
+    largest = max(values.of(name).values(), default=0)
+    if largest > max(most, most_bytes("zarr.json")):
         raise CheckpointCorrupt(
-            f"array {name!r}: a chunk of {values.largest(name)} bytes exceeds the maximum of {most}",
+            f"array {name!r}: a chunk of {largest} bytes exceeds the maximum of {most}",
             leaf=name,
         )
     if is_blosc(store):
-        for key in values.keys(name):
+        for key in values.of(name):
             if key.rpartition("/")[2] not in _METADATA_FILES:
                 inside = key[len(name) + 1 :] if name else key
-                refuse_blosc(read_head(store.kvstore, inside), outer * itemsize, name)
+                head = store.kvstore.read(inside, byte_range=slice(0, BLOSC_HEADER_BYTES))
+                # if the value is shorter, or cannot be read, so says who reads it
+                if head.exception() is None and head.result().state == "value":
+                    refuse_blosc(head.result().value, outer * itemsize, name)
 
 
 def is_blosc(store: Any) -> bool:
@@ -252,15 +238,6 @@ def is_blosc(store: Any) -> bool:
     compressor = codec.get("compressor") or {}
     names = [compressor.get("id")] + [entry.get("name") for entry in codec.get("codecs", ())]
     return "blosc" in names
-
-
-def read_head(kvstore: Any, key: str) -> bytes:
-    """The first 16 bytes of a value; empty if it is shorter or missing."""
-    try:
-        found = kvstore.read(key, byte_range=slice(0, BLOSC_HEADER_BYTES)).result()
-    except ValueError:
-        return b""
-    return bytes(found.value) if found.state == "value" else b""
 
 
 def refuse_blosc(header: bytes | memoryview, chunk_bytes: int, name: str) -> None:

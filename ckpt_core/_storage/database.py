@@ -37,8 +37,6 @@ MANIFEST_MAGIC = 0x0CDB3A2A
 NODE_MAGIC = 0x0CDB20DE
 FRAME_BYTES = 4 + 8 + 2 + 4
 """Magic number, length, at least one byte each for version and compression, checksum."""
-_UUID_BYTES = 16
-_ZSTD_LEVEL_BYTES = 4
 _MOST_VARINT_BYTES = 10
 _MISSING = 2**64 - 1
 """Offset and length of the root of a database without keys."""
@@ -65,8 +63,7 @@ class Extent(NamedTuple):
 
 
 Place = tuple[str, int, int, bytes]
-"""The fields of an ``Extent``. A plain tuple of such values is none that the garbage collector looks after, and a
-million of a class's would make it look at everything a dozen times."""
+"""The fields of an ``Extent``, as a plain tuple: there may be a million, which the garbage collector need not look after."""
 
 
 class NodeRef(NamedTuple):
@@ -81,6 +78,7 @@ class NodeRef(NamedTuple):
 class Leaf(NamedTuple):
     """A node that holds values."""
 
+    height = 0
     keys: list[bytes]  # ascending; without the prefix that the parent node gives
     places: list[Place]  # of their values
 
@@ -95,15 +93,13 @@ class Inner(NamedTuple):
 
 
 class Numbered(ValueError):
-    """A manifest that holds no versions: those are in files ``manifest.<16 hexadecimal digits>``."""
+    """The versions are not in this manifest, but in files ``manifest.<16 hexadecimal digits>``."""
 
 
 def decode_manifest(data: bytes) -> NodeRef | None:
-    """The root of the newest version in a manifest; None if that version has no keys. Raises Numbered
-    if the versions are in the numbered manifests beside it, ValueError if the manifest is damaged.
-    """
+    """The root of the newest version in a manifest, None if that has no keys; Numbered, or ValueError if it is damaged."""
     fields = _decoded(data, MANIFEST_MAGIC)
-    fields.take(_UUID_BYTES)
+    fields.take(16)  # by which TensorStore knows the database
     kind, _, _ = fields.numbers(3)
     if kind == _NUMBERED:
         raise Numbered
@@ -111,7 +107,7 @@ def decode_manifest(data: bytes) -> NodeRef | None:
         raise ValueError(f"the manifest is of kind {kind}, which is not known")
     fields.take(1)
     if fields.numbers(1) != [0]:
-        fields.take(_ZSTD_LEVEL_BYTES)
+        fields.take(4)  # the level of zstd
     files = _data_files(fields, b"")
     (count,) = fields.numbers(1)
     if not 0 < count <= _MOST_FILES:
@@ -296,8 +292,8 @@ def read_index(
     manifest: bytes | None = None,
 ) -> dict[str, Place]:
     """Key -> place of its value, for the database at ``item``; blocks. Only subtrees with arrays in ``names`` are read (None:
-    all). ``files`` and ``manifest`` are given by a caller that has opened or read them. CheckpointCorrupt if the
-    index is missing, damaged, or has more than ``most_keys()`` keys; OSError if the system or the store refused.
+    all). A caller gives the ``files`` and the ``manifest`` that it has. CheckpointCorrupt if the index is missing, damaged,
+    or has more than ``most_keys()`` keys; OSError if the system or the store refused.
     """
     if manifest is None:
         refuse_file(item, INDEX_FILE, most_bytes(INDEX_FILE))
@@ -321,7 +317,7 @@ def read_index(
             if root is not None:
                 # asked for at every node, and looks at every leaf
                 most = functools.cache(most_keys)
-                _collect(read, root, found, _key_ranges(names), most)
+                _collect(read, root, found, _prefixes(names), most)
             return found
     except CheckpointCorrupt:
         raise
@@ -342,7 +338,7 @@ def _newest_manifest(item: Location, context: StoreContext) -> bytes:
 
 
 _UNREADABLE = (ValueError, TypeError, NotImplementedError, OverflowError)
-"""What TensorStore and our decoding raise for damaged bytes; RecursionError is a RuntimeError and says nothing of them."""
+"""What TensorStore and our decoding raise for damaged bytes."""
 
 
 class _Below(NamedTuple):
@@ -353,102 +349,71 @@ class _Below(NamedTuple):
     stop: bytes | None
 
 
-KeyRange = tuple[bytes, bytes | None]
-"""First key, and first key after the range (None for no end)."""
-
-
-def _key_ranges(names: Iterable[str] | None) -> list[KeyRange]:
-    """Disjoint ascending ranges that contain all keys of these arrays."""
+def _prefixes(names: Iterable[str] | None) -> list[bytes]:
+    """What the keys of these arrays begin with, ascending; none begins with another one."""
     encoded = {name.encode(errors="surrogateescape") for name in names or ()}
     if names is None or b"" in encoded:  # keys of a bare array have no prefix
-        return [(b"", None)]
-    ranges: list[KeyRange] = []
-    for start in sorted(name + b"/" for name in encoded):  # "w-ema/" comes before "w/"
-        stop = start[:-1] + b"0"  # "0" is the ASCII character after "/"
-        if not ranges or ranges[-1][1] is None or start >= ranges[-1][1]:
-            ranges.append((start, stop))
-    return ranges
+        return [b""]
+    found: list[bytes] = []
+    for prefix in sorted(name + b"/" for name in encoded):  # "w-ema/" comes before "w/"
+        if not found or not prefix.startswith(found[-1]):
+            found.append(prefix)
+    return found
 
 
-def _overlaps_any(ranges: list[KeyRange], start: bytes, stop: bytes | None) -> bool:
-    """Whether any of the ranges has keys in ``[start, stop)``."""
-    after = bisect.bisect_right(ranges, start, key=lambda entry: entry[0])
-    if after and (ranges[after - 1][1] is None or ranges[after - 1][1] > start):  # pyright: ignore
+def _may_hold(prefixes: list[bytes], start: bytes, stop: bytes | None) -> bool:
+    """Whether a key in ``[start, stop)`` may begin with any of the prefixes."""
+    after = bisect.bisect_right(prefixes, start)
+    if after and start.startswith(prefixes[after - 1]):
         return True
-    return after < len(ranges) and (stop is None or ranges[after][0] < stop)
-
-
-def _batches(level: list[_Below]) -> Iterator[list[_Below]]:
-    """Splits nodes into batches to read at once, which bounds the memory that they take."""
-    batch: list[_Below] = []
-    size_bytes = 0
-    for below in level:
-        node_bytes = below.node.size_bytes
-        if node_bytes > _MOST_NODE_BYTES:
-            raise ValueError(f"impossible node of {node_bytes} bytes")
-        full = len(batch) == _NODES_AT_ONCE or size_bytes + node_bytes > _MOST_BYTES_AT_ONCE
-        if batch and full:
-            yield batch
-            batch, size_bytes = [], 0
-        batch.append(below)
-        size_bytes += node_bytes
-    if batch:
-        yield batch
-
-
-_ReadNodes = Callable[[list[NodeRef]], Iterable[bytes]]
-"""A function that reads the stored bytes of nodes."""
+    return after < len(prefixes) and (stop is None or prefixes[after] < stop)
 
 
 def _collect(
-    read: _ReadNodes,
+    read: Callable[[list[NodeRef]], Iterable[bytes]],
     root: NodeRef,
     found: dict[str, Place],
-    ranges: list[KeyRange],
+    prefixes: list[bytes],
     most_keys: Callable[[], int],
 ) -> None:
-    """Walks the B+tree level by level, only into nodes that may have keys in ``ranges``."""
+    """Walks the B+tree level by level, only into nodes that may have keys with these ``prefixes``."""
     level = [_Below(root, b"", None)]
     visited = {root}
     height: int | None = None
     keys_bytes = 0
     while level:
         below_level: list[_Below] = []
-        for batch in _batches(level):
-            nodes = [below.node for below in batch]
-            for below, data in zip(batch, read(nodes), strict=True):
-                if len(data) < below.node.size_bytes:
-                    raise _too_short(below.node)
-                content = decode_node(data, below.node.base)
-                own = 0 if isinstance(content, Leaf) else content.height
-                if height not in (None, own):
-                    raise ValueError(f"a node of height {own} where {height} is expected")
-                height = own
-                keys_bytes += _bytes_of_keys(below.prefix, content.keys)
-                if keys_bytes > _MOST_KEYS_BYTES:  # before any of them is made
-                    raise ValueError(f"its keys take more than {_MOST_KEYS_BYTES} bytes")
-                if isinstance(content, Leaf):
-                    keys = [below.prefix + key for key in content.keys]
-                    names = [key.decode(errors="surrogateescape") for key in keys]
-                    found.update(zip(names, content.places, strict=True))
-                else:
-                    below_level += _children(content, below, ranges)
-                # there is a key, or more, below each node
-                count = max(len(found), len(below_level))
-                if count > _FEW_KEYS and count > most_keys():
-                    raise ValueError(f"more than the {most_keys()} keys that there can be")
+        nodes = [below.node for below in level]
+        if (largest := max(node.size_bytes for node in nodes)) > _MOST_NODE_BYTES:
+            raise ValueError(f"impossible node of {largest} bytes")
+        for below, data in zip(level, read(nodes), strict=True):
+            if len(data) < below.node.size_bytes:
+                raise _too_short(below.node)
+            content = decode_node(data, below.node.base)
+            if height not in (None, content.height):
+                raise ValueError(f"a node of height {content.height} where {height} is expected")
+            height = content.height
+            lengths = [len(below.prefix) + len(key) for key in content.keys]
+            if max(lengths) > MOST_KEY_BYTES:
+                raise ValueError("a key that is too long")
+            keys_bytes += sum(lengths)
+            if keys_bytes > _MOST_KEYS_BYTES:  # before any of them is made
+                raise ValueError(f"its keys take more than {_MOST_KEYS_BYTES} bytes")
+            if isinstance(content, Leaf):
+                keys = [below.prefix + key for key in content.keys]
+                names = [key.decode(errors="surrogateescape") for key in keys]
+                found.update(zip(names, content.places, strict=True))
+            else:
+                below_level += _children(content, below, prefixes)
+            # there is a key, or more, below each node
+            count = max(len(found), len(below_level))
+            if count > _FEW_KEYS and count > most_keys():
+                raise ValueError(f"more than the {most_keys()} keys that there can be")
         level, height = below_level, (height or 0) - 1
         before = len(visited)
         visited.update(below.node for below in level)
         if len(visited) < before + len(level):
             raise ValueError("the index refers to a node twice")
-
-
-def _bytes_of_keys(prefix: bytes, keys: list[bytes]) -> int:
-    """The size of the keys of a node, which all begin with ``prefix``."""
-    if len(prefix) + max(map(len, keys)) > MOST_KEY_BYTES:
-        raise ValueError("a key that is too long")
-    return len(keys) * len(prefix) + sum(map(len, keys))
 
 
 def _nodes_of_files(files: DataFiles, nodes: list[NodeRef]) -> Iterator[bytes]:
@@ -460,16 +425,20 @@ def _nodes_of_files(files: DataFiles, nodes: list[NodeRef]) -> Iterator[bytes]:
 
 
 def _nodes_of_store(base: Any, nodes: list[NodeRef]) -> Iterator[bytes]:
-    """Reads nodes from a store, all at once."""
-    reading = [
-        base.read(node.file, byte_range=slice(node.offset, node.offset + node.size_bytes))
-        for node in nodes
-    ]
-    for node, future in zip(nodes, reading, strict=True):
-        data = range_of(base, node.file, future, node.offset, node.offset + node.size_bytes)
-        if data is None:
-            raise ValueError(f"{node.file} is missing")
-        yield data
+    """Reads nodes from a store, as many at once as take little memory."""
+    while nodes:
+        ends = itertools.accumulate(node.size_bytes for node in nodes[:_NODES_AT_ONCE])
+        batch = nodes[: max(1, sum(end <= _MOST_BYTES_AT_ONCE for end in ends))]
+        nodes = nodes[len(batch) :]
+        reading = [
+            base.read(node.file, byte_range=slice(node.offset, node.offset + node.size_bytes))
+            for node in batch
+        ]
+        for node, future in zip(batch, reading, strict=True):
+            data = range_of(base, node.file, future, node.offset, node.offset + node.size_bytes)
+            if data is None:
+                raise ValueError(f"{node.file} is missing")
+            yield data
 
 
 def _too_short(node: NodeRef) -> ValueError:
@@ -484,12 +453,12 @@ def _value(base: Any, file: str) -> bytes:
     return data
 
 
-def _children(node: Inner, below: _Below, ranges: list[KeyRange]) -> Iterator[_Below]:
-    """The children of an inner node that may have keys in ``ranges``."""
+def _children(node: Inner, below: _Below, prefixes: list[bytes]) -> Iterator[_Below]:
+    """The children of an inner node that may have keys with these ``prefixes``."""
     starts = [below.prefix + key for key in node.keys]
     stops = [*starts[1:], below.stop]
     for child, length, start, stop in zip(
         node.children, node.prefix_lengths, starts, stops, strict=True
     ):
-        if _overlaps_any(ranges, start, stop):
+        if _may_hold(prefixes, start, stop):
             yield _Below(child, start[: len(below.prefix) + length], stop)

@@ -13,7 +13,7 @@ import time
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import crc32c
 import numpy as np
@@ -32,6 +32,8 @@ _ARITY_LOG2 = 4
 _MOST_ROWS_BYTES = 2**32
 
 _Numbers = np.ndarray[Any, np.dtype[np.int64]]
+_Node = tuple[int, int, int, int, int]
+"""Offset and size of a node in the file of nodes; how many keys, bytes of nodes and bytes of values are in and below it."""
 
 
 @dataclass
@@ -70,20 +72,9 @@ def joined(dumped: Iterable[bytes]) -> Rows:
     return rows
 
 
-class Node(NamedTuple):
-    """An encoded node: its first key, where it stands in the file of nodes, and what is below it."""
-
-    first: bytes
-    offset: int
-    size_bytes: int
-    keys: int
-    nodes_bytes: int
-    values_bytes: int
-
-
 def encode_index(rows: Rows, node_path: str, below: str = "") -> tuple[bytes, bytes]:
-    """The nodes of an index of at least one key, to be stored at ``node_path``, and the manifest that leads to them. The keys are in any
-    order, and no two are equal. The paths in the rows are relative to ``below``, which is empty or ends with a slash.
+    """The nodes of an index of at least one key, for a file at ``node_path``, and the manifest that leads to them. No two keys
+    are equal. The paths in the rows are relative to ``below``, which is empty or ends with a slash.
     """
     encoded = [key.encode(errors="surrogateescape") for key in rows.keys]
     order = sorted(range(len(encoded)), key=encoded.__getitem__)
@@ -94,7 +85,7 @@ def encode_index(rows: Rows, node_path: str, below: str = "") -> tuple[bytes, by
     inline = files < 0
     lengths = np.fromiter(map(len, keys), np.int64, len(keys))
     names = [(below + path).encode(errors="surrogateescape") for path in rows.paths]
-    stored, level = bytearray(), list[Node]()
+    stored, firsts, level = bytearray(), list[bytes](), list[_Node]()
     for part in _parts(lengths + np.where(inline, sizes, 0) + _ENTRY_BYTES):
         there = ~inline[part]
         used, files_in_node = np.unique(files[part][there], return_inverse=True)
@@ -103,7 +94,7 @@ def encode_index(rows: Rows, node_path: str, below: str = "") -> tuple[bytes, by
             [
                 b"\0",
                 _table([names[file] for file in used.tolist()]),
-                *_keys(keys[part], lengths[part]),
+                *_keys(keys[part]),
                 _numbers(sizes[part]),
                 there.astype(np.uint8).tobytes(),
                 _numbers(files_in_node),
@@ -113,14 +104,13 @@ def encode_index(rows: Rows, node_path: str, below: str = "") -> tuple[bytes, by
         )
         framed = _framed(NODE_MAGIC, payload)
         values_bytes = int(sizes[part][there].sum())
-        node = Node(keys[part][0], len(stored), len(framed), len(there), len(framed), values_bytes)
-        level.append(node)
+        firsts.append(keys[part.start])
+        level.append((len(stored), len(framed), len(there), len(framed), values_bytes))
         stored += framed
     table, height = _table([node_path.encode(errors="surrogateescape")]), 0
     while len(level) > 1:
         height += 1
-        level = _parents(level, height, table, stored)
-    (root,) = level
+        firsts, level = _parents(firsts, level, height, table, stored)
     manifest = b"".join(
         [
             secrets.token_bytes(16),  # by which TensorStore knows the database
@@ -129,7 +119,7 @@ def encode_index(rows: Rows, node_path: str, below: str = "") -> tuple[bytes, by
             table,
             b"\1\1",  # one version, of generation 1
             bytes([height]),
-            *_references([root]),
+            *_references(level),
             struct.pack("<Q", time.time_ns()),
             b"\0",  # no nodes of older versions
         ]
@@ -137,33 +127,22 @@ def encode_index(rows: Rows, node_path: str, below: str = "") -> tuple[bytes, by
     return bytes(stored), _framed(MANIFEST_MAGIC, manifest)
 
 
-def _parents(children: list[Node], height: int, table: bytes, stored: bytearray) -> list[Node]:
-    """Appends the nodes above these to what is stored; returns them."""
-    lengths = np.fromiter((len(child.first) for child in children), np.int64, len(children))
-    found: list[Node] = []
-    for part in _parts(lengths + 2 * _ENTRY_BYTES):
-        below = children[part]
-        payload = b"".join(
-            [
-                bytes([height]),
-                table,
-                *_keys([child.first for child in below], lengths[part], bytes(len(below))),
-                *_references(below),
-            ]
-        )
+def _parents(
+    firsts: list[bytes], level: list[_Node], height: int, table: bytes, stored: bytearray
+) -> tuple[list[bytes], list[_Node]]:
+    """Appends the nodes above these, which begin with the keys ``firsts``, to what is stored; returns theirs."""
+    lengths = np.fromiter(map(len, firsts), np.int64, len(firsts))
+    parts = _parts(lengths + 2 * _ENTRY_BYTES)
+    above: list[_Node] = []
+    for part in parts:
+        below = level[part]
+        keys = _keys(firsts[part], bytes(len(below)))
+        payload = b"".join([bytes([height]), table, *keys, *_references(below)])
         framed = _framed(NODE_MAGIC, payload)
-        found.append(
-            Node(
-                below[0].first,
-                len(stored),
-                len(framed),
-                sum(child.keys for child in below),
-                sum(child.nodes_bytes for child in below) + len(framed),
-                sum(child.values_bytes for child in below),
-            )
-        )
+        count, nodes_bytes, values_bytes = np.array(below)[:, 2:].sum(axis=0).tolist()
+        above.append((len(stored), len(framed), count, nodes_bytes + len(framed), values_bytes))
         stored += framed
-    return found
+    return [firsts[part.start] for part in parts], above
 
 
 def _parts(costs: _Numbers) -> list[slice]:
@@ -177,12 +156,12 @@ def _table(paths: Sequence[bytes]) -> bytes:
     """The table of the files to which a node refers; all relative to the database."""
     if not paths:
         return b"\0"
-    lengths = np.fromiter(map(len, paths), np.int64, len(paths))
-    return b"".join([*_keys(paths, lengths, bytes(len(paths)))])
+    return b"".join(_keys(paths, bytes(len(paths))))
 
 
-def _keys(keys: Sequence[bytes], lengths: _Numbers, between: bytes = b"") -> tuple[bytes, ...]:
+def _keys(keys: Sequence[bytes], between: bytes = b"") -> tuple[bytes, ...]:
     """Number of keys, what each shares with the one before, and the rest of each; ``between`` the lengths and those."""
+    lengths = np.fromiter(map(len, keys), np.int64, len(keys))
     table = np.array(keys, f"S{max(1, int(lengths.max()))}").view(np.uint8).reshape(len(keys), -1)
     shared = np.zeros(len(keys), np.int64)
     # of keys that differ only in zeros at the end, the padding would count as shared
@@ -194,10 +173,9 @@ def _keys(keys: Sequence[bytes], lengths: _Numbers, between: bytes = b"") -> tup
     return _numbers([len(keys)]), _numbers(shared[1:]), _numbers(lengths - shared), between, rest
 
 
-def _references(nodes: Sequence[Node]) -> tuple[bytes, ...]:
-    """Columns of file, offset and size of nodes, and of what is below each."""
-    columns = zip(*(node[1:] for node in nodes), strict=True)
-    return (bytes(len(nodes)), *map(_numbers, columns))
+def _references(nodes: Sequence[_Node]) -> tuple[bytes, ...]:
+    """Columns of the file of each node, and of what it is."""
+    return (bytes(len(nodes)), *map(_numbers, zip(*nodes, strict=True)))
 
 
 def _numbers(values: Sequence[int] | _Numbers) -> bytes:

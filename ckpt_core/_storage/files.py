@@ -26,7 +26,7 @@ import numpy as np
 from ckpt_core._errors import CheckpointCorrupt, name_file
 from ckpt_core._options import KIB, MIB
 from ckpt_core._platform import DIRECT, READ
-from ckpt_core._storage.location import Location, StoreContext, failure, is_shorter, range_of, ts
+from ckpt_core._storage.location import Location, StoreContext, failure, range_of, ts
 
 try:
     import resource
@@ -35,7 +35,7 @@ except ImportError:  # Windows
 
 _NOTHING = np.empty(0, np.uint8)
 _KEEPS_DESCRIPTORS = sys.version_info < (3, 13)
-"""Whether an mmap object keeps a file descriptor open (before Python 3.13)."""
+"""Whether an mmap object keeps a file descriptor open."""
 _FEW_FILES = 16
 _NO_FILE = {
     errno.ENOENT: "is missing",
@@ -80,13 +80,11 @@ class StoreFiles:
     def read(
         self, file: str, offset: int, target: np.ndarray[Any, Any], end: int | None = None
     ) -> int:
-        start, stop = offset, offset + target.size
-        future = self._store.read(file, byte_range=slice(start, stop))
+        stop = offset + target.size
+        future = self._store.read(file, byte_range=slice(offset, stop))
         try:
-            found = range_of(self._store, file, future, start, stop)
+            found = range_of(self._store, file, future, offset, stop)
         except ValueError as error:
-            if is_shorter(error):
-                return 0
             raise failure(error, f"{self._location.path}/{file}: cannot be read") from error
         data = _NOTHING if found is None else np.frombuffer(found, np.uint8)
         target[: data.size] = data
@@ -95,15 +93,15 @@ class StoreFiles:
     def mapped(self, file: str) -> None:
         return None
 
-    def check(self, files: Iterable[str]) -> list[int]:
-        return [sys.maxsize for _ in files]
+    def size(self, file: str) -> int:
+        return sys.maxsize
 
     def close(self) -> None:
         pass
 
 
 class _OpenFile:
-    """A file that is open until it is closed, or nothing refers to it: a signal handler may raise between any two lines."""
+    """A file that is open until it is closed, or nothing refers to it."""
 
     descriptor = -1  # after ``close``
     _close = staticmethod(os.close)  # at interpreter exit, modules may be torn down already
@@ -122,9 +120,8 @@ class _OpenFile:
 
 
 class DataFiles:
-    """Data files in a file system; opens each once while they are not too many, and follows
-    links. ``sizes_bytes`` has the maximum size of each file in the record. ``is_local`` says whether the
-    file at a path may be memory-mapped, or read past the page cache by ``past_cache`` (None: nothing is).
+    """Data files in a file system; opens each once while they are not too many. ``sizes_bytes`` has their maximum sizes.
+    ``is_local`` says whether the file at a path may be memory-mapped, or read by ``past_cache`` (None: nothing is).
     """
 
     piece_bytes = 256 * KIB
@@ -148,7 +145,7 @@ class DataFiles:
     def read(
         self, file: str, offset: int, target: np.ndarray[Any, Any], end: int | None = None
     ) -> int:
-        """Reads from ``offset`` into ``target``; gives the bytes read, fewer at file end. This thread reads on up to ``end``, if given."""
+        """Reads into ``target``; gives the bytes read, fewer at the file's end. This thread reads on up to ``end``, if given."""
         opened = self._open.get(file) or self._opened(file)
         descriptor = opened.descriptor
         try:
@@ -184,11 +181,8 @@ class DataFiles:
             if not hasattr(os, "pread"):
                 data = np.empty(size, np.uint8)
                 return data[: self.read(file, offset, data)].tobytes()
-            found = os.pread(descriptor, size, offset)
-            while len(found) < size:
-                more = os.pread(descriptor, size - len(found), offset + len(found))
-                if not more:
-                    break
+            found = b""
+            while more := os.pread(descriptor, size - len(found), offset + len(found)):
                 found += more
             return found
         except OSError as error:
@@ -202,9 +196,7 @@ class DataFiles:
             return stream.readinto(target) or 0
 
     def mapped(self, file: str) -> np.ndarray[Any, Any] | None:
-        """All bytes of a file as a private copy-on-write mapping: only changed pages take memory. While a
-        view of it lives, a deleted file keeps its disk space. None if the system allows no (further) mapping.
-        """
+        """All bytes of a file as a private mapping: only changed pages take memory. None if the system allows no further one."""
         if file not in self._mapped:
             self._mapped[file] = self._map(file)
         return self._mapped[file]
@@ -236,16 +228,12 @@ class DataFiles:
                 self._open[file] = opened
             return opened
 
-    def check(self, files: Iterable[str]) -> list[int]:
-        """Sizes of files, ``sys.maxsize`` where only a read can tell; CheckpointCorrupt if one is missing or larger than recorded."""
-        found: list[int] = []
-        for file in files:
-            if file not in self._sizes:
-                found.append(sys.maxsize)
-                continue
-            opened = self._opened(file)
-            found.append(os.fstat(opened.descriptor).st_size)
-        return found
+    def size(self, file: str) -> int:
+        """Bytes of a file, ``sys.maxsize`` where only a read can tell; CheckpointCorrupt if it is missing or too large."""
+        if file not in self._sizes:
+            return sys.maxsize
+        opened = self._opened(file)
+        return os.fstat(opened.descriptor).st_size
 
     def _checked(self, file: str) -> _OpenFile:
         path = f"{self._location.path}/{file}"
@@ -256,16 +244,14 @@ class DataFiles:
                 raise
             raise self._corrupt(file, _NO_FILE[error.errno]) from error
         status = os.fstat(opened.descriptor)
-        expected = self._sizes.get(file, status.st_size)
-        # A file that is too short is reported by the read, which can name the leaf.
-        if stat.S_ISREG(status.st_mode) and status.st_size <= expected:
-            if self._past_cache is not None:
-                self._past_cache.opened(file, opened.descriptor, local=self._is_local(path))
-            return opened
-        opened.close()
         if not stat.S_ISREG(status.st_mode):
             raise self._corrupt(file, "is no regular file")
-        raise self._corrupt(file, f"has {status.st_size} bytes, was saved with {expected}")
+        # A file that is too short is reported by the read, which can name the leaf.
+        if status.st_size > (expected := self._sizes.get(file, status.st_size)):
+            raise self._corrupt(file, f"has {status.st_size} bytes, was saved with {expected}")
+        if self._past_cache is not None:
+            self._past_cache.opened(file, opened.descriptor, local=self._is_local(path))
+        return opened
 
     def _corrupt(self, file: str, what: str) -> CheckpointCorrupt:
         folder = self._location.path.rpartition("/")[2]
@@ -293,7 +279,7 @@ def limit(name: str) -> int | None:
 
 
 _ALIGNMENT = 4096
-"""Bytes: a multiple of the sectors of any disk. Places in files, in memory, and sizes must be multiples of a sector."""
+"""Bytes: a multiple of the sectors of any disk, as places in files, in memory, and sizes must be."""
 _WINDOW_BYTES = 4 * MIB + 2 * _ALIGNMENT
 """Takes a block with a checksum, wherever that begins."""
 
@@ -361,8 +347,8 @@ class PastCache:
         return True
 
     def _fill(self, file: str, descriptor: int, offset: int, end: int) -> None:
-        """Reads what comes next into this thread's window. On an error (no direct reads, larger sectors, no memory,
-        no further descriptor) it has nothing; the read through the cache says what it is, if it fails, too.
+        """Reads what comes next into this thread's window. On an error (no direct reads, larger sectors, no memory) it has
+        nothing; a read through the cache follows, and may fail, too.
         """
         window = self._window
         window.file = ""
@@ -398,7 +384,7 @@ def _is_resident(descriptor: int, offset: int) -> bool:
 
 
 def _is_read_at_once(descriptor: int, offset: int) -> bool:
-    """The same of any file. If it is not there, Linux begins to read the page, and may have it before it looks."""
+    """The same of any file; of a page that is not there, Linux begins to read it, and may have it before it looks."""
     try:
         os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
     except BlockingIOError:

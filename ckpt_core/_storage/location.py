@@ -33,8 +33,7 @@ else:
     ts = LazyModule("tensorstore")
 
 StoreContext = Callable[[], Any]
-"""Gives TensorStore's context of one load, which is made at the first call: so that is one of the thread that plans, before
-others. To import TensorStore takes 10 ms, 50 from a cold disk."""
+"""Gives TensorStore's context of one load, which is made at the first call: that imports TensorStore, which takes 10 to 50 ms."""
 
 _SYSTEM_ERROR = re.compile(r"os_error_code='(\d+)'")
 _CURL_ERROR = re.compile(r"curl_code='\d+'")
@@ -50,52 +49,34 @@ _OF_THE_DATA = frozenset({0, 304, 404, 412, 416})
 
 
 def refusal(error: BaseException, doing: str) -> OSError | None:
-    """The OSError that a failure raised by TensorStore stands for, where the system or the store refused; None
-    if the data itself is at fault. ``doing`` says what was tried, with the path or URL, and begins the message.
-    """
-    if isinstance(error, OSError) and error.errno:
-        return OSError(error.errno, f"{doing}: {os.strerror(error.errno)} ({error})")
+    """The OSError for a failure of TensorStore, where the system or the store refused; None if the data itself is at fault."""
     text = str(error)
     system = _SYSTEM_ERROR.search(text)
-    if system is not None:
-        number = int(system[1])
+    number = int(system[1]) if system else isinstance(error, OSError) and error.errno
+    if number:
         return OSError(number, f"{doing}: {os.strerror(number)} ({error})")
     found = _HTTP_STATUS.search(text)
     status = int(found[1]) if found else 0
     codes = set(_CODE.findall(text[: found.start() if found else None]))
     expired = status == 400 and any(f"<Code>{code}</Code>" in text for code in _BAD_CREDENTIALS)
     expired = expired or _NO_PROFILE in text
-    if status in (401, 403) or codes & _NO_ACCESS or expired:
-        return PermissionError(
-            errno.EACCES,
-            f"{doing}: the store refused access: check that its credentials are there, are not expired, and "
-            f"allow this ({error})",
-        )
-    if status == 404:  # an object that is missing is no failure of a request
-        return FileNotFoundError(
-            errno.ENOENT, f"{doing}: there is no such bucket: make it first ({error})"
-        )
-    if "DEADLINE_EXCEEDED" in codes:
-        return TimeoutError(errno.ETIMEDOUT, f"{doing}: the store did not answer in time ({error})")
     no_answer = not status and _CURL_ERROR.search(text)  # such as a certificate that is not valid
-    if no_answer or status == 429 or status >= 500 or codes & _NO_ANSWER:
-        return ConnectionError(
-            errno.ECONNABORTED,
-            f"{doing}: the store did not answer as it should, and all retries were used up: try again "
-            f"({error})",
-        )
-    if status not in _OF_THE_DATA:
-        return OSError(
-            errno.EPROTO,
-            f"{doing}: the store refused the request: check the bucket's region and the endpoint ({error})",
-        )
-    return None
-
-
-def is_shorter(error: BaseException) -> bool:
-    """Whether a read failed since the object is gone, or does not reach as far."""
-    codes = set(_CODE.findall(str(error)))
-    return bool(codes & {"NOT_FOUND", "OUT_OF_RANGE"}) and refusal(error, "") is None
+    if status in (401, 403) or codes & _NO_ACCESS or expired:
+        number = errno.EACCES
+        what = "refused access: check that its credentials are there, not expired, and allow this"
+    elif status == 404:  # an object that is missing is no failure of a request
+        number, what = errno.ENOENT, "has no such bucket: make it first"
+    elif "DEADLINE_EXCEEDED" in codes:
+        number, what = errno.ETIMEDOUT, "did not answer in time"
+    elif no_answer or status == 429 or status >= 500 or codes & _NO_ANSWER:
+        what = "did not answer as it should, and all retries were used up: try again"
+        return ConnectionError(errno.ECONNABORTED, f"{doing}: the store {what} ({error})")
+    elif status not in _OF_THE_DATA:
+        number = errno.EPROTO
+        what = "refused the request: check the bucket's region and the endpoint"
+    else:
+        return None
+    return OSError(number, f"{doing}: the store {what} ({error})")
 
 
 def failure(error: BaseException, doing: str) -> Exception:
@@ -123,8 +104,8 @@ def unreadable(
 
 
 def answered(found: Any, doing: str) -> Any:
-    """What a read without conditions gave. OSError if the store refused it with a status for unmet conditions
-    (304, 412), as an organization's policy does: TensorStore gives that back as a value of an unknown state.
+    """What a read without conditions gave. OSError if a policy refused it with a status for unmet conditions (304, 412),
+    which TensorStore gives back as a value of an unknown state.
     """
     if found.state == _UNKNOWN:
         raise refused_oddly(doing)
@@ -141,8 +122,8 @@ def refused_oddly(doing: str) -> OSError:
 
 
 def settled(future: Any, doing: str, timeout_secs: float | None = None) -> Any:
-    """The value of a TensorStore future; blocks until it is done. A signal handler's exception during the wait is raised unchanged.
-    After ``timeout_secs`` (None: no limit) the request is given up with TimeoutError, but the store may still carry it out.
+    """The value of a TensorStore future; blocks until it is done. After ``timeout_secs`` (None: no limit) the request is given
+    up with TimeoutError, but the store may still carry it out.
     """
     try:
         error = future.exception(timeout=timeout_secs)
@@ -168,8 +149,8 @@ _STALLS = {
     "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "60",
     "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1",
 }
-"""A connection on which nothing moves for a minute is given up, and the request repeated; TensorStore, which
-reads these at its first request, would wait for ever. It takes it in no other way."""
+"""A connection on which nothing moves for a minute is given up, and the request repeated; TensorStore, which reads these at
+its first request, would wait for ever."""
 _IO_THREADS = min(16, max(4, os.cpu_count() or 1))
 """More threads than cores read no faster, and would slow the training step down."""
 
@@ -187,38 +168,29 @@ class Location:
 
     def spec(self) -> dict[str, Any]:
         """TensorStore's spec of the location; CheckpointError if the path is not valid UTF-8."""
-        if self.path.startswith(ROOTS):
+        path = self.path.rstrip("/") + "/"
+        if path.startswith(ROOTS):
             refuse_path(self.path)
-            return {"driver": "file", "path": self.path.rstrip("/") + "/"}
+            return {"driver": "file", "path": path}
         for name, value in _STALLS.items():
             os.environ.setdefault(name, value)
-        spec = _url_spec(self.path.rstrip("/") + "/")
-        server = {"s3": _s3_server, "gcs": _google}.get(spec["driver"])
-        return spec | server(self.storage_options or {}) if server else spec
-
-
-def _url_spec(url: str) -> dict[str, Any]:
-    """TensorStore's spec of a URL, whose path is taken as it is: TensorStore would decode ``%41`` in it."""
-    scheme, _, rest = url.partition("://")
-    if scheme == "memory":
-        return {"driver": "memory", "path": rest}
-    bucket, _, path = rest.partition("/")
-    driver = {"s3": "s3", "gs": "gcs"}.get(scheme)
-    if driver is None:
-        return dict(ts.KvStore.Spec(url).to_json())
-    return {"driver": driver, "bucket": bucket, "path": path}
+        scheme, _, rest = path.partition("://")
+        if scheme == "memory":
+            return {"driver": "memory", "path": rest}
+        bucket, _, below = rest.partition("/")  # TensorStore would decode ``%41`` in a URL
+        server = {"s3": _s3_server, "gs": _google}[scheme](self.storage_options or {})
+        return {**server, "bucket": bucket, "path": below}
 
 
 def _s3_server(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Endpoint, region and credentials: as chosen, or from the variables that the AWS tools read,
-    while TensorStore reads only those of credentials. If those are there, they are named as the
-    source: TensorStore would look elsewhere first, and log at length that there is nothing.
+    """Endpoint, region and credentials: as chosen, or from the variables that the AWS tools read. TensorStore reads only those
+    of credentials, and these are named as the source, or it would look elsewhere first, and log that at length.
     """
     read = {
         "endpoint": ("endpoint_url", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
         "aws_region": ("region", "AWS_REGION", "AWS_DEFAULT_REGION"),
     }
-    server: dict[str, Any] = {}
+    server: dict[str, Any] = {"driver": "s3"}
     for member, (name, *variables) in read.items():
         found = chosen.get(name) or next(filter(None, map(os.environ.get, variables)), "")
         if found:
@@ -235,12 +207,10 @@ def _s3_server(chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _google(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The project that pays for requests, and the protocol."""
-    server: dict[str, Any] = {}
+    """The protocol, and the project that pays for requests."""
+    server: dict[str, Any] = {"driver": "gcs_grpc" if chosen.get("grpc") else "gcs"}
     if isinstance(project := chosen.get("requester_pays"), str):
         server["gcs_user_project"] = {"project_id": project}
-    if chosen.get("grpc"):
-        server["driver"] = "gcs_grpc"
     return server
 
 
@@ -251,8 +221,8 @@ def _process_wide() -> Any:
 
 
 def new_context() -> StoreContext:
-    """A new TensorStore context for one load; ForkedProcess in a forked child. All arrays of a load share one, because each
-    context opens the database again. The next load needs another: the cache may have data of a directory that was replaced meanwhile.
+    """A new TensorStore context for all arrays of one load; ForkedProcess in a forked child. The next load needs another: the
+    cache may have data of a directory that was replaced meanwhile.
     """
     HOME.is_used = True
     if os.getpid() != HOME.pid:
@@ -266,10 +236,7 @@ def new_context() -> StoreContext:
     return functools.cache(lambda: ts.Context(settings, _process_wide()))
 
 
-_OUT_OF_RANGE = "OUT_OF_RANGE"
-_NO_SUCH_KEY = ".ckpt-probe"
 _COUNTS = "/tensorstore/http/response_codes"
-_OF_CREDENTIALS = ("400", "401", "403")
 _REPEATED = ("408", "429")
 """Answers after which TensorStore asks again by itself, as after those from 500 on."""
 _LISTINGS = 12
@@ -291,91 +258,54 @@ class KeyValues:
         self._store: Any = self._done("open", opening)
 
     def get(self, key: str, first_bytes: int | None = None) -> bytes | None:
-        """The value, or its first bytes; None if there is no such key."""
         if first_bytes is None:
             return self.get_version(key)[0]
         first = self._store.read(key, byte_range=slice(0, first_bytes))
         with contextlib.suppress(CheckpointError):  # the value is shorter
-            found = self._found(key, first)
-            return bytes(found.value) if found.state == "value" else None
+            return self._found(key, first)[0]
         return (self.get(key) or b"")[:first_bytes]
 
     def put(self, key: str, value: bytes) -> None:
-        """Writes the value."""
         self._write_all("write", {key: value})
 
     def get_version(self, key: str) -> tuple[bytes | None, Any]:
-        """As ``get``, with the version, which a missing key has too."""
-        found = self._found(key, self._store.read(key))
-        return (bytes(found.value) if found.state == "value" else None), found.stamp.generation
+        return self._found(key, self._store.read(key))
 
     def put_all(self, values: Mapping[str, bytes]) -> None:
-        """Writes all values, in parallel."""
         self._write_all("write", values)
 
     def put_if_unchanged(self, key: str, value: bytes, version: Any) -> bool:
-        """Writes the value if the key has this version still; whether it was written."""
         writing = self._store.write(key, value, if_equal=version)
         written = bool(self._done(f"write {key}", writing).generation)
         self._expect("412", not written)
         return written
 
     def list(self, prefix: str = "") -> list[str]:
-        """Every key that begins with ``prefix``."""
-        keys = self._range(prefix, prefix_end(prefix))
-        if self._path.startswith("gs://"):
-            keys += self._overlooked(keys, prefix)
-        return [key.decode(errors="surrogateescape") for key in keys]
-
-    def _range(self, first: str | bytes, end: str) -> list[bytes]:
-        """The keys in a range; from Google's store, listed again if any request of this process was refused
-        meanwhile. TensorStore does not look at the status of its answer to a listing: a refusal with a JSON body
-        lists nothing, and any other body cannot be parsed. But it counts the answers of the process by status.
+        """Every key that begins with ``prefix``; from Google's store, listed again if any request of this process was refused
+        meanwhile. Of its answer to a listing TensorStore does not look at the status: a refusal with a JSON body lists
+        nothing. But it counts the answers of the process by status.
         """
-        statuses: list[str] = []
-        failed: Exception | None = None
-        google = self._path.startswith("gs://")
-        for tried in range(_LISTINGS if google else 1):
+        doing = f"{self._path}: cannot list {prefix!r}"
+        keys = ts.KvStore.KeyRange(prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else "")
+        refused, failed = Counter[str](), None
+        for tried in range(_LISTINGS):
             if tried > 1:  # others are at work: let them get their answers
                 time.sleep(min(0.01 * 2**tried, 0.3))
-            before = _refused()
+            before, found, failed = _refused(), list[bytes](), None
             try:
-                listing = self._store.list(ts.KvStore.KeyRange(first, end))
-                found = list(self._done(f"list {first!r}", listing))
+                found = settled(self._store.list(keys), doing, self._timeout_secs)
             except CheckpointError as error:
-                failed, found = error, []
-            statuses = sorted((_refused() - before).keys())
-            # elsewhere TensorStore looks at it itself, and other threads may miss keys meanwhile
-            if not google:
-                statuses = [status for status in statuses if status in _OF_CREDENTIALS]
-            if not statuses:
+                failed = error
+            refused = _refused() - before
+            if not refused or not self._path.startswith("gs://"):
                 if failed is not None:
                     raise failed
-                return found
-        answer = ValueError(f"it was answered with [http_response_code='{statuses[0]}']")
-        doing = f"{self._path}: cannot list {first!r}"
+                return [key.decode(errors="surrogateescape") for key in found]
+        answer = ValueError(f"it was answered with [http_response_code='{min(refused)}']")
         raise (refusal(answer, doing) or refused_oddly(doing)) from failed
 
-    def _overlooked(self, keys: list[bytes], prefix: str) -> list[bytes]:
-        """The keys that a listing of Google's store left out: TensorStore 0.1.86 stops a listing without an error at the first
-        page that the store does not have. So it continues after its last key until no key comes. If there was none at all, a
-        read comes before the last try: that fails if refused.
-        """
-        found: list[bytes] = []
-        while True:
-            last = [*keys, *found][-1:]
-            first = last[0] + b"\0" if last else prefix
-            more = self._range(first, prefix_end(prefix))
-            if not more:
-                self.get(f"{prefix}{_NO_SUCH_KEY}")
-                more = self._range(first, prefix_end(prefix)) if not last else []
-            if not more:
-                return found
-            found += more
-
     def delete(self, keys: Iterable[str]) -> None:
-        """Deletes the keys, in parallel; keys that do not exist are ignored."""
-        # not delete_range, which lists, and tells of a refusal no more than a listing does
+        # delete_range would list, and tell of a refusal no more than that does
         self._write_all("delete", dict.fromkeys(keys))
 
     def _write_all(self, doing: str, values: Mapping[str, bytes | None]) -> None:
@@ -391,11 +321,11 @@ class KeyValues:
         if first is not None:
             raise first
 
-    def _found(self, key: str, future: Any) -> Any:
-        """What a read without conditions gave: a value, or that it is missing."""
+    def _found(self, key: str, future: Any) -> tuple[bytes | None, Any]:
+        """The value, or None, and the version that a read without conditions gave."""
         found = answered(self._done(f"read {key}", future), f"{self._path}: cannot read {key}")
         self._expect("404", found.state == "missing")
-        return found
+        return (bytes(found.value) if found.state == "value" else None), found.stamp.generation
 
     def _expect(self, status: str, answered: bool) -> None:
         """Notes an answer that is no refusal, for ``_refused``."""
@@ -415,7 +345,7 @@ _expecting = threading.Lock()
 
 def _refused() -> Counter[str]:
     """How often stores have refused a request of this process, by HTTP status; without what TensorStore repeats and
-    what ``KeyValues`` have to expect. A poll for a missing key would make every listing meanwhile look refused.
+    what ``KeyValues`` expect, such as the 404 of a poll for a missing key.
     """
     with _expecting:
         counts = Counter({status: -count for status, count in _expected.items()})
@@ -428,22 +358,17 @@ def _refused() -> Counter[str]:
 
 
 def range_of(store: Any, key: str, future: Any, start: int, stop: int) -> bytes | None:
-    """The bytes of a range, fewer at the end of the value, from a read that was started (``future``); None if
-    there is no such key. If TensorStore finds the range to be outside of the value, all of it is read. It may
-    only be shorter: for ``rclone serve s3``, TensorStore takes the length of the range for that of the value.
+    """The bytes of a range, fewer at the end of the value, from a read that was started (``future``); None if there is no
+    such key. If the range seems to be outside of the value, all is read: for ``rclone serve s3``, TensorStore takes the
+    length of the range for that of the value.
     """
     error, part = future.exception(), slice(None)
     if error is not None:
-        if not isinstance(error, ValueError) or _OUT_OF_RANGE not in str(error):
+        if not isinstance(error, ValueError) or "OUT_OF_RANGE" not in str(error):
             raise error
         future, part = store.read(key), slice(start, stop)
     found = answered(future.result(), f"cannot read {key}")
     return found.value[part] if found.state == "value" else None
-
-
-def prefix_end(prefix: str) -> str:
-    """The first key after all keys that begin with ``prefix``; empty for no end."""
-    return prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else ""
 
 
 def open_keys(location: Location, timeout_secs: float = Options.timeout_secs) -> Keys:
@@ -454,14 +379,13 @@ def open_keys(location: Location, timeout_secs: float = Options.timeout_secs) ->
 
 
 def backend_of(local: bool, options: Options | None = None) -> Backend:
-    """The backend for checkpoints in a file system (``local``) or an object store, for which options have the time limit and the way to reach it."""
+    """The backend for checkpoints in a file system (``local``) or an object store; options say how to reach that."""
     if local:
         return PosixBackend()
     chosen = options or Options()
 
     def keys_at(url: str) -> Keys:
-        place = Location(url, False, storage_options=chosen.storage_options)
-        return open_keys(place, chosen.timeout_secs)
+        return open_keys(Location(url, False, chosen.storage_options), chosen.timeout_secs)
 
     return ObjectStoreBackend(keys_at)
 
@@ -494,7 +418,5 @@ def _has_default(file: str) -> bool:
         read.read(file, "utf-8")
     except (OSError, ValueError, configparser.Error):
         return False
-    names = [
-        name for name in read.sections() if name.split() in (["default"], ["profile", "default"])
-    ]
+    names = [name for name in read.sections() if name.split()[-1:] == ["default"]]
     return any(read.has_option(name, option) for name in names for option in _HAS_CREDENTIALS)

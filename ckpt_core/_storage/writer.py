@@ -64,9 +64,6 @@ class _Chunk(NamedTuple):
     in_chunk: Region
     array: ArrayToWrite
 
-    def stored(self) -> np.ndarray[Any, Any]:
-        return whole_chunk(self.values, self.in_chunk, self.array.chunk)
-
 
 @dataclass(slots=True)
 class _Batch:
@@ -150,14 +147,16 @@ class ArrayWriter:
                 array.pieces = ()
                 continue
             self.compresses = self.compresses or codec is not None
-            for key, values, in_chunk in _chunks(array, prefix):
-                if small:
-                    values = values.copy()
-                    self._copied_bytes += values.nbytes
-                checksums[key] = ()  # until it is written
-                keys.append(key)
-                chunk_bytes = math.prod(chunk) * values.itemsize
-                which.append(self._add(batch, _Chunk(key, values, in_chunk, array), chunk_bytes))
+            for region, piece in array.pieces:
+                for place, part in keyed_parts(region, chunk):
+                    key, values = prefix + place, piece[region_slices(part.in_region)]
+                    if small:
+                        values = values.copy()
+                        self._copied_bytes += values.nbytes
+                    checksums[key] = ()  # until it is written
+                    keys.append(key)
+                    one = _Chunk(key, values, part.in_chunk, array)
+                    which.append(self._add(batch, one, math.prod(chunk) * values.itemsize))
             if spans_files:
                 self._start(batch)
 
@@ -255,7 +254,8 @@ class ArrayWriter:
 
     def _parts(self, chunk: _Chunk) -> Iterator[Any]:
         """The stored bytes of a chunk. A view that is not contiguous is copied block by block."""
-        values, array = chunk.stored(), chunk.array
+        array = chunk.array
+        values = whole_chunk(chunk.values, chunk.in_chunk, array.chunk)
         if array.codec is not None:
             self.checksums[chunk.key] = checksum_chunk(values)
             yield _encoded(values, chunk.key, array.spec.stored_dtype, array.codec)
@@ -266,13 +266,6 @@ class ArrayWriter:
             crcs.append(crc_of(data))
             yield data
         self.checksums[chunk.key] = tuple(crcs)
-
-
-def _chunks(array: ArrayToWrite, prefix: str) -> Iterator[tuple[str, np.ndarray[Any, Any], Region]]:
-    """Key of every chunk in an array's pieces, its values, and their region in it."""
-    for region, values in array.pieces:
-        for key, part in keyed_parts(region, array.chunk):
-            yield prefix + key, values[region_slices(part.in_region)], part.in_chunk
 
 
 def _encoded(values: np.ndarray[Any, Any], key: str, dtype: str, codec: str) -> bytes:
@@ -288,9 +281,7 @@ def _encoded(values: np.ndarray[Any, Any], key: str, dtype: str, codec: str) -> 
 def decode_chunk(
     data: memoryview, name: str, dtype: str, codec: str, out: np.ndarray[Any, Any]
 ) -> None:
-    """Decodes a compressed chunk of an array into ``out``, which is contiguous. Raises CheckpointCorrupt if it is damaged or
-    holds another number of bytes, MemoryError if there is too little memory for one.
-    """
+    """Decodes a compressed chunk of an array into ``out``, which is contiguous; CheckpointCorrupt if it does not fill that."""
     refuse_without_memory(name, out.nbytes)
     if codec_parts(codec)[0] == "zstd":
         try:

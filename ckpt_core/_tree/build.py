@@ -16,9 +16,7 @@ from ckpt_core._tree.static import NotPlain, static_fields
 
 
 def unflatten(root: Node, leaves: Iterable[Any]) -> Any:
-    """A tree with the structure ``root`` and these leaves; the inverse of ``flatten``. Nodes read from disk become the classes
-    that they name, as far as ``_importable_type`` finds them, and builtin containers.
-    """
+    """A tree of this structure and these leaves; nodes read from disk become builtin containers and classes that are found here."""
     return _build(root, iter(leaves))
 
 
@@ -91,9 +89,8 @@ TRUSTED_ROOTS = frozenset({"optax", "flax", "chex", "jax"})
 
 
 def _importable_type(node: Node) -> Callable[[list[Any]], Any] | None:
-    """The function that rebuilds a saved NamedTuple or dataclass from its children, or None. Uses only classes of modules that
-    are already imported, and public classes of ``TRUSTED_ROOTS``: a checkpoint never decides what is imported. A class is used
-    only if its fields are the saved ones.
+    """The function that rebuilds a saved NamedTuple or dataclass, or None. A checkpoint never decides what is imported: only
+    classes of modules that are imported already count, and public ones of ``TRUSTED_ROOTS``, if their fields are the saved ones.
     """
     module_name, _, qualname = node.type_name.partition(":")
     try:

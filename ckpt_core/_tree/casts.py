@@ -32,7 +32,11 @@ def converted(
     elif not casts_at_once(array.dtype, dtype):
         exact = array.astype(np.float32)
     with np.errstate(all="ignore"):
-        made = _as_integers(exact, dtype) if to == "i" and from_ == "f" else exact.astype(dtype)
+        if from_ == "f" and to == "i" and dtype.kind not in "iu":
+            # in steps that every dtype of ml_dtypes has
+            made = exact.astype(np.float32).astype(np.int32).astype(dtype)
+        else:
+            made = exact.astype(dtype)
         lost: Any = False
         if from_ == "i" and to in "ib":
             least, most = (0, 1) if to == "b" else _bounds(dtype)
@@ -67,13 +71,6 @@ def _bounds(dtype: np.dtype[Any]) -> tuple[int, int]:
 def _reaches(array: Array, least: int, most: int) -> bool:
     """Whether an integer is beyond these limits; finds out without a mask as large as the array."""
     return bool(array.size) and (int(array.min()) < least or int(array.max()) > most)
-
-
-def _as_integers(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Floats as integers; in steps that every dtype of ml_dtypes has."""
-    if dtype.kind in "iu":
-        return array.astype(dtype)
-    return array.astype(np.float32).astype(np.int32).astype(dtype)
 
 
 def _rounded(integers: Array, made: Array, dtype: np.dtype[Any]) -> Any:

@@ -21,6 +21,8 @@ _DEEPEST = 32
 """Maximum depth of nested wrappers that are named."""
 _INNER = ("__wrapped__", "fun", "fn", "_fun", "func")
 """Attributes in which wrapper objects store the wrapped function."""
+_BARE_BYTES = type("_Empty", (), {}).__basicsize__
+"""Size of an instance without C fields."""
 
 
 def function_name(value: Any, depth: int = _DEEPEST) -> str | None:
@@ -48,8 +50,22 @@ def function_name(value: Any, depth: int = _DEEPEST) -> str | None:
 
 
 def code_name(value: Any) -> str | None:
-    """The name of a function, or of the class of a sentinel object; None for a value with state."""
-    return function_name(value) or _sentinel_name(value)
+    """The name of a function, or ``module:qualname()`` of the class of a sentinel, such as the placeholder for a tied weight
+    (``equinox.nn.Shared``): it can be found by its name, and has no attributes, methods or C-level fields. Else None.
+    """
+    if name := function_name(value):
+        return name
+    cls = type(value)
+    if cls.__module__ == "builtins" or cls.__basicsize__ > _BARE_BYTES or callable(value):
+        return None
+    no_slots = all(vars(base).get("__slots__") == () for base in cls.__mro__[:-1])
+    if getattr(value, "__dict__", None) or not (hasattr(value, "__dict__") or no_slots):
+        return None
+    found: Any = sys.modules.get(cls.__module__)
+    for part in cls.__qualname__.split("."):
+        found = getattr(found, part, None)
+    own = [name for base in cls.__mro__[:-1] for name in vars(base) if not name.startswith("__")]
+    return None if found is not cls or own or hasattr(cls, "__next__") else f"{type_name(cls)}()"
 
 
 def wrapped_name(value: Any) -> str | None:
@@ -100,9 +116,9 @@ def _class_name(value: Any) -> str:
 
 
 def same_function(one: str, other: str) -> bool:
-    """Whether two names may denote the same function. Compares root package and qualified name only, since packages move
-    functions between private modules. ``__main__`` equals any package: a script in one program may be a module in another.
-    Earlier versions added arguments in parentheses, and after `` of `` the function that a wrapper transforms: these do not count.
+    """Whether two names may denote the same function: root package and qualified name count, since packages move functions.
+    ``__main__`` equals any package: a script in one program may be a module in another. Earlier versions added arguments in
+    parentheses, and after `` of `` the function that a wrapper transforms.
     """
     (package, name), (other_package, other_name) = _parts(one), _parts(other)
     alike = package == other_package or "__main__" in (package, other_package)
@@ -117,25 +133,3 @@ def _parts(name: str) -> tuple[str, str]:
 
 def type_name(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
-
-
-class _Empty:
-    """Its ``__basicsize__`` is that of an instance without C fields."""
-
-
-def _sentinel_name(value: Any) -> str | None:
-    """``module:qualname()`` of the class of a sentinel, an object without state; else None. One is the placeholder for a tied
-    weight (``equinox.nn.Shared``). The class must be importable by its name, and have no attributes, no methods and no C-level
-    fields.
-    """
-    cls = type(value)
-    if cls.__module__ == "builtins" or cls.__basicsize__ > _Empty.__basicsize__ or callable(value):
-        return None
-    no_slots = all(vars(base).get("__slots__") == () for base in cls.__mro__[:-1])
-    if getattr(value, "__dict__", None) or not (hasattr(value, "__dict__") or no_slots):
-        return None
-    found: Any = sys.modules.get(cls.__module__)
-    for part in cls.__qualname__.split("."):
-        found = getattr(found, part, None)
-    own = [name for base in cls.__mro__[:-1] for name in vars(base) if not name.startswith("__")]
-    return None if found is not cls or own or hasattr(cls, "__next__") else f"{type_name(cls)}()"

@@ -38,8 +38,6 @@ Path = tuple[Key, ...]
 MAX_DEPTH = 300
 """Maximum nesting of a tree; also bounds the recursion over a malicious record."""
 
-_PRIMITIVES = (int, float, bool, complex, str, bytes, type(None))
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Node:
@@ -54,9 +52,8 @@ class Node:
     type_name: str = ""
     # Rebuilds the container from its children; None if the node was read from disk.
     make: Callable[[list[Any]], Any] | None = field(default=None, compare=False)
-    static: str = (
-        ""  # static fields of a ``custom`` node, numbers in a live object: JSON (``static_text``)
-    )
+    # Static fields of a ``custom`` node, numbers in a live object: JSON (``static_text``).
+    static: str = ""
 
 
 LEAF = Node("leaf")
@@ -121,20 +118,20 @@ def stored_paths(root: Node, paths: Sequence[Path]) -> Sequence[Path]:
     if not any_node(root, lambda node: node.kind in ("leaf", "expanded") and node.type_name != ""):
         return paths
     found: list[Path] = []
-    _collect_stored(root, (), found)
+
+    def collect(node: Node, path: Path) -> None:
+        if node.kind in ("leaf", "expanded") and node.type_name:
+            path = (*path, node.type_name)
+        if node.kind == "leaf":
+            found.append(path)
+        elif node.kind == "expanded":
+            collect(node.children[0], path)
+        else:
+            for key, child in zip(node.keys, node.children, strict=True):
+                collect(child, (*path, key))
+
+    collect(root, ())
     return found
-
-
-def _collect_stored(node: Node, path: Path, found: list[Path]) -> None:
-    if node.kind == "leaf":
-        found.append((*path, node.type_name) if node.type_name else path)
-    elif node.kind == "expanded":
-        _collect_stored(
-            node.children[0], (*path, node.type_name) if node.type_name else path, found
-        )
-    else:
-        for key, child in zip(node.keys, node.children, strict=True):
-            _collect_stored(child, (*path, key), found)
 
 
 def any_node(root: Node, holds: Callable[[Node], bool]) -> bool:
@@ -164,11 +161,10 @@ def flatten(
     keep: bool = False,
     saving: bool = False,
 ) -> FlatTree:
-    """Paths, leaves and structure of a tree; None belongs to the structure. ``expand`` is called, with their paths, for all but arrays, plain
-    values, dicts, lists and tuples. It gives the tree to flatten in the object's place and the function that makes the object's
-    value from a new state; or None. ``keep`` sets ``Node.make``, for ``unflatten``. ``saving`` raises for objects without
-    anything to store. Raises UnsupportedLeaf for an unsupported dictionary key, a container that contains itself, or nesting
-    beyond MAX_DEPTH or Python's recursion limit.
+    """Paths, leaves and structure of a tree; None belongs to the structure. ``expand`` is called for all but arrays, plain values,
+    dicts, lists and tuples; it gives None, or the tree to flatten in the object's place and the function that makes the object's
+    value from a new state. ``keep`` sets ``Node.make``, for ``unflatten``; ``saving`` raises for objects without anything to
+    store. Raises UnsupportedLeaf for an unsupported key, a container that contains itself, or too deep nesting.
     """
     walk = _Walk(expand, keep, saving)
     try:
@@ -187,15 +183,13 @@ def flatten(
 class _Walk:
     """One traversal: collects paths and leaves while it builds the nodes."""
 
+    _modules = 0  # number of enclosing registered classes with fields
+
     def __init__(self, expand: Callable[[Any, Path], Any] | None, keep: bool, saving: bool) -> None:
-        self.paths: list[Path] = []
-        self.leaves: list[Any] = []
-        self._expand = expand
-        self._keep = keep
-        self._saving = saving
-        self._open: set[int] = set()
-        self._known_leaf_types: set[type] = set(_PRIMITIVES[:-1])
-        self._modules = 0  # number of enclosing registered classes with fields
+        self.paths, self.leaves = list[Path](), list[Any]()
+        self._expand, self._keep, self._saving = expand, keep, saving
+        self._open = set[int]()
+        self._known_leaf_types: set[type] = {int, float, bool, complex, str, bytes}
 
     def visit(self, value: Any, path: Path) -> Node:
         cls = type(value)
@@ -252,7 +246,9 @@ class _Walk:
         kind = "ordered" if type(value) is collections.OrderedDict else "dict"
         name = ""
         if isinstance(value, collections.defaultdict):
-            name = DEFAULTDICT + _factory_name(value.default_factory)
+            factory = value.default_factory
+            module, made = (getattr(factory, part, "?") for part in ("__module__", "__qualname__"))
+            name = DEFAULTDICT + ("None" if factory is None else f"{module}:{made}")
         return self._container(kind, keys, value.values(), path, type_name=name, make=make)
 
     def _container(
@@ -391,13 +387,6 @@ def _dict_maker(keys: Path, value: dict[Any, Any]) -> Callable[[list[Any]], Any]
 
 DEFAULTDICT = "collections:defaultdict of "
 """Prefix of the type name of a ``dict`` node that is a defaultdict; the factory's name follows."""
-
-
-def _factory_name(factory: Any) -> str:
-    if factory is None:
-        return "None"
-    module, name = getattr(factory, "__module__", "?"), getattr(factory, "__qualname__", "?")
-    return f"{module}:{name}"
 
 
 @functools.cache

@@ -1,20 +1,4 @@
-"""The kinds of leaves, and the array or text as which each is stored.
-
-Zarr and Orbax have no type for some values of training states. These are stored in a *carrier*:
-
-==============================  ================================================
-value                           stored as
-==============================  ================================================
-uint2, uint4, float6, e4m3      uint8 array of the same shape (the bit pattern)
-typed PRNG key                  uint32 array of its key data (as Orbax does)
-bytes                           uint8 array
-int beyond 64 bits              text of its hexadecimal digits
-complex                         complex128 array without dimensions
-``numpy.random.Generator``,     text: its state as JSON
-``RandomState``,
-``random.Random``
-==============================  ================================================
-"""
+"""The kinds of leaves, and the array or text (docs/format.md) as which each is stored: Zarr and Orbax lack some types."""
 
 from __future__ import annotations
 
@@ -33,15 +17,16 @@ from ckpt_core._lazy import jax
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.code import advice_for, unsupported
 
-ARRAY_KINDS = frozenset({"jax", "numpy", "key"})
-"""Kinds of leaves that are loaded as arrays."""
 TEXT_KINDS = frozenset({"str", "bigint", "generator", "random_state", "py_random"})
 """Kinds of leaves that are stored as text."""
 
 CHANGEABLE_KINDS = frozenset({"numpy", "generator", "random_state", "py_random"})
 """Kinds of leaves that a program changes in place: one of them at two places must stay one."""
 
-KINDS = ARRAY_KINDS | TEXT_KINDS | {"numpy_scalar", "int", "float", "bool", "complex", "bytes"}
+PYTHON_NUMBERS = frozenset({"int", "float", "bool", "complex"})
+"""Kinds of leaves that are loaded as Python's numbers."""
+
+KINDS = TEXT_KINDS | PYTHON_NUMBERS | {"jax", "key", "numpy", "numpy_scalar", "bytes"}
 """Every kind of leaf."""
 
 STORED_DTYPES = frozenset(
@@ -106,7 +91,7 @@ class LeafSpec:
     def __str__(self) -> str:
         if self.kind in TEXT_KINDS:
             return {"bigint": "int"}.get(self.kind, self.kind)
-        if self.kind in ("int", "float", "bool", "complex"):
+        if self.kind in PYTHON_NUMBERS:
             return self.kind
         name = f"key<{self.dtype}>" if self.kind == "key" else self.dtype
         return f"{name}[{','.join(map(str, self.shape))}]"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ckpt_core._errors import CheckpointCorrupt, Mismatch
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.casts import family
-from ckpt_core._tree.leaves import LeafSpec
+from ckpt_core._tree.leaves import PYTHON_NUMBERS, LeafSpec
 from ckpt_core._tree.patterns import Select
 from ckpt_core.arguments import nearest
 
@@ -49,9 +49,7 @@ def match(
     selected: Select | None = None,
     item: str | None = None,
 ) -> Match:
-    """Pairs saved and wanted leaves by path; a wanted spec of None accepts any saved leaf. Leaves that are not ``selected``
-    keep the target's value, and are neither missing nor unexpected.
-    """
+    """Pairs saved and wanted leaves by path; a wanted spec of None fits any. What is not ``selected`` keeps the target's value."""
     result = Match()
     # The text of a renamed path cannot distinguish the keys "0" and 0.
     loose = rules.loose_keys or rules.rename is not None
@@ -127,7 +125,8 @@ def parse_path(text: str) -> Path:
     return tuple(part.replace("~1", "/").replace("~0", "~") for part in text.split("/"))
 
 
-_PYTHON_NUMBERS = {"int": "iu", "float": "f", "bool": "b", "complex": "c"}
+_NUMBERS = PYTHON_NUMBERS | {"jax", "numpy", "numpy_scalar"}
+"""Kinds of leaves that fit each other; of any other kind, a leaf fits a target of its own kind alone."""
 
 
 def _compare(
@@ -140,21 +139,20 @@ def _compare(
 
     if {saved.kind, wanted.kind} <= {"int", "bigint"}:
         return
-    saved_group, wanted_group = _group(saved), _group(wanted)
-    if saved_group != wanted_group:
-        differs("kind")
-        return
-    if saved_group != "number":
-        if saved_group == "key" and saved.dtype != wanted.dtype:
-            differs("dtype")
-        if saved_group == "key" and saved.shape != wanted.shape:
-            differs("shape")
+    if not {saved.kind, wanted.kind} <= _NUMBERS:
+        if saved.kind != wanted.kind:
+            differs("kind")
+        elif saved.kind == "key":
+            if saved.dtype != wanted.dtype:
+                differs("dtype")
+            if saved.shape != wanted.shape:
+                differs("shape")
         return
     if saved.shape != wanted.shape:
         differs("shape")
     if saved.dtype == wanted.dtype:
         return
-    loose = _PYTHON_NUMBERS.get(saved.kind) or _PYTHON_NUMBERS.get(wanted.kind)
+    loose = saved.kind in PYTHON_NUMBERS or wanted.kind in PYTHON_NUMBERS
     if loose and family(saved.dtype) == family(wanted.dtype):
         return  # a Python number has no fixed width; assembling raises if the value does not fit
     drops_imaginary = family(saved.dtype) == "c" != family(wanted.dtype)
@@ -162,12 +160,6 @@ def _compare(
         result.cast.append(path)
     else:
         differs("dtype")
-
-
-def _group(spec: LeafSpec) -> str:
-    """The group of a leaf's kind; a leaf of one group never fits a target of another."""
-    numbers = ("jax", "numpy", "numpy_scalar", "float", "bool", "complex", "int")
-    return "number" if spec.kind in numbers else spec.kind
 
 
 def _with_nearest(mismatches: list[Mismatch]) -> list[Mismatch]:
@@ -201,11 +193,6 @@ def positions_of(
     return every if selected is None else [n for n in every if selected(paths[n], specs[n])]
 
 
-def renamer(rename: Mapping[str, str] | Callable[[str], str] | None) -> Callable[[str], str] | None:
-    """The function of saved paths for ``rename=``; a mapping replaces whole leading entries, the longest that matches."""
-    return Renames(rename) if isinstance(rename, Mapping) else rename
-
-
 class Idle(NamedTuple):
     """An entry of ``rename=`` that matches no saved path."""
 
@@ -216,9 +203,12 @@ class Idle(NamedTuple):
 
 
 class Renames:
-    """The rename function of a mapping; see ``renamer``. ``sign`` stands between the entries of a path."""
+    """The function of saved paths for ``rename=`` as a mapping, which replaces whole leading entries, the longest that matches.
+    ``sign`` stands between the entries of a path.
+    """
 
     def __init__(self, rename: Mapping[str, str], sign: str = "/") -> None:
+        self.entries = dict(rename)
         self._sign = sign
         self._table = sorted(rename.items(), key=lambda entry: -len(entry[0]))
 
@@ -234,17 +224,12 @@ class Renames:
         """The entries of the mapping that match none of these saved paths."""
         begun: dict[str, None] = {}
         for path in paths:
-            begun |= dict.fromkeys(_beginnings(path, self._sign))
+            while path:
+                begun[path] = None
+                path = path.rpartition(self._sign)[0]
         candidates = list(begun)[:2000]  # difflib compares with each: bounds the time
         return [
             Idle(old, new, nearest(old.strip(self._sign), candidates), new in begun)
             for old, new in self._table
             if old not in begun
         ]
-
-
-def _beginnings(path: str, sign: str) -> Iterator[str]:
-    """A path and its parents: ``a/b/c`` gives ``a/b/c``, ``a/b``, ``a``."""
-    while path:
-        yield path
-        path = path.rpartition(sign)[0]

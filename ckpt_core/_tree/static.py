@@ -25,7 +25,6 @@ from ckpt_core._tree.code import wrapped_name
 _DEEPEST = 32
 _TYPES = {cls.__name__: cls for cls in (bool, int, float, complex, str, bytes)}
 _NUMBERS = frozenset("biufcV")
-_MEMBERS = {"fields", "function", "constants"}
 _DEEPEST_PART = 4
 
 
@@ -36,34 +35,27 @@ class NotPlain(ValueError):
 def static_text(
     value: Any, children: Sequence[Any], *, by_field: bool, aux: Any, names_function: bool
 ) -> str:
-    """The static parts of an object of a registered class as JSON text, like ``{"fields":{"width":8}}``; empty if there are
-    none. ``children`` are the keys of its children, field names if ``by_field``; ``aux`` is jax's auxiliary data.
-    """
+    """The static parts of an object of a registered class as JSON, or nothing. ``children`` are keys, and names if ``by_field``."""
     described: dict[str, Any] = {}
     if by_field and dataclasses.is_dataclass(value):
         if (fields := recorded_fields(value, children)) is not None:
             described["fields"] = fields
         else:
             names = _static_names(type(value), tuple(children))
-            described["constants"] = plain_parts(
-                {name: getattr(value, name, ...) for name in names}
-            )
+            parts = {name: getattr(value, name, ...) for name in names}
+            described["constants"] = dict(_plain_parts("", parts, _DEEPEST_PART))
     elif aux is not None and aux is not value:  # names of children say nothing new
         texts = isinstance(aux, (tuple, list)) and all(type(part) is str for part in aux)
         parts = [part for part in aux if part not in children] if texts else aux
-        described["constants"] = plain_parts({"aux_data": parts})
+        described["constants"] = dict(_plain_parts("aux_data", parts, _DEEPEST_PART - 1))
     if names_function and (name := wrapped_name(value)) is not None:
         described["function"] = name
     described = {key: told for key, told in described.items() if told}
     return json.dumps(described, separators=(",", ":")) if described else ""
 
 
-def plain_parts(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The plain values, and the plain parts of containers, dataclasses and objects of numpy, by path; as JSON values."""
-    return dict(_plain_parts("", values, _DEEPEST_PART))
-
-
 def _plain_parts(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    """The plain values, and the plain parts of containers, dataclasses and objects of numpy, by path; as JSON values."""
     if isinstance(value, np.generic):
         value = value.item()
     try:
@@ -109,7 +101,7 @@ def _static_names(cls: type, children: tuple[str, ...]) -> tuple[str, ...]:
 
 def checked_static(value: Any) -> str:
     """The static parts in a record, validated and as text; raises ValueError for what ``static_text`` never writes."""
-    if not isinstance(value, dict) or not value.keys() <= _MEMBERS:
+    if not isinstance(value, dict) or not value.keys() <= {"fields", "function", "constants"}:
         raise ValueError(f"impossible static fields {str(value)[:80]}")
     for fields in (value.get("fields", {}), value.get("constants", {})):
         if not isinstance(fields, dict):
@@ -176,12 +168,8 @@ def _check(value: Any, depth: int) -> None:
     """Raises ValueError for a value that ``_dump`` never writes."""
     if value is None or type(value) in (bool, int, str):
         return
-    if (
-        not isinstance(value, list)
-        or not value
-        or value[0] not in ("tuple", *_LOADERS)
-        or depth < 0
-    ):
+    known = isinstance(value, list) and value and value[0] in ("tuple", *_LOADERS)
+    if not known or depth < 0:
         raise ValueError(f"impossible static value {str(value)[:80]}")
     for part in value[1:]:
         if value[0] == "tuple":

@@ -1,9 +1,7 @@
 """Benchmarks of saving and loading: a small class measures, and a YAML file says with what; benchmarks/README.md shows both.
 
-``ckpt bench run suite.yaml -o out/`` runs the class over every combination of options, checkpoints and meshes, in one
-process or many, and writes a table, JSON lines and TensorBoard. ``ckpt_core.bench.generators`` has the classes that
-come with ckpt. The rest of ckpt does not import this package, and importing it imports no jax: the command sets what
-jax reads first.
+``ckpt bench run suite.yaml -o out/`` runs the class over every combination of options, checkpoints and meshes, and writes a
+table, JSON lines and TensorBoard. Importing this package imports no jax: the command sets what jax reads first.
 """
 
 from ckpt_core.bench._config import (

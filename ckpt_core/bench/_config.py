@@ -1,7 +1,6 @@
 """Parses a suite file into frozen dataclasses, by their type hints; an error names every key that is wrong.
 
-The schema is that of Orbax's benchmark framework: its files load after replacing the names of
-the generators. ckpt adds ``warmup_repeats``, ``order``, ``steady_memory``,
+The schema is that of Orbax's benchmark framework. ckpt adds ``warmup_repeats``, ``order``, ``steady_memory``,
 ``remove_repeated_dir``, ``name`` of a checkpoint and ``count`` of an array.
 """
 
@@ -14,17 +13,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    TypeAlias,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ckpt_core import arguments
 from ckpt_core._errors import CheckpointError
@@ -43,15 +32,15 @@ class ConfigError(CheckpointError, ValueError):
 
 @dataclass(frozen=True)
 class Is:
-    """For ``Annotated``: the type of a value in words, and what else it must be; a TypeError is a no."""
+    """For ``Annotated``: a type in words, and what else a value must be; a TypeError is a no."""
 
     words: str
     test: Callable[[Any], bool] = lambda _: True
 
 
-Text: TypeAlias = Annotated[str, Is("text", bool)]
-Positive: TypeAlias = Annotated[int, Is("an integer of at least 1", lambda value: value >= 1)]
-Natural: TypeAlias = Annotated[int, Is("an integer of at least 0", lambda value: value >= 0)]
+Text = Annotated[str, Is("text", bool)]
+Positive = Annotated[int, Is("an integer of at least 1", lambda value: value >= 1)]
+Natural = Annotated[int, Is("an integer of at least 0", lambda value: value >= 0)]
 
 
 _OF_PATHWAYS = ("load_with_colocated_python", "simdevice")
@@ -86,7 +75,7 @@ class Reader:
             raise ConfigError(self.file, *self.problems)
 
     def value(self, name: str, value: Any, hint: Any) -> Any:
-        """What the hint makes of a value; None, and a problem, if it does not fit. ``list[...]`` says only that an option may be swept."""
+        """What the hint makes of a value; None, and a problem, if it does not fit. No value fits ``list[...]``."""
         try:
             return self._made(name, value, hint)
         except TypeError:
@@ -139,9 +128,7 @@ class Reader:
         return self.make(name, value, ArraySpec)
 
     def make(self, where: str, given: Any, kind: type[T], *, but: Iterable[str] = ()) -> T | None:
-        """The dataclass of a mapping, which has no keys for the fields ``but``; None, and problems, if it does not fit. A class may
-        have ``problems()``, what is wrong with values that fit one by one.
-        """
+        """The dataclass of a mapping, which has no keys for the fields ``but``; None, and problems, if it does not fit."""
         what, before = where or "the suite", len(self.problems)
         if not isinstance(given, dict):
             self.problems.append(f"{what} must be a mapping, not {_described(given)}")
@@ -198,13 +185,13 @@ def _is_dtype(value: str) -> bool:
     return bool(np.dtype(getattr(ml_dtypes, value, value)).name)
 
 
-_Dtype: TypeAlias = Annotated[str, Is("the name of a dtype such as float32 or bfloat16", _is_dtype)]
-_Shape: TypeAlias = Annotated[tuple[Natural, ...], Is("a list of integers")]
+_Dtype = Annotated[str, Is("the name of a dtype such as float32 or bfloat16", _is_dtype)]
+_Shape = Annotated[tuple[Natural, ...], Is("a list of integers")]
 _SOME = Is("a list of at least one", bool)
-_Degrees: TypeAlias = Annotated[
+_Degrees = Annotated[
     Mapping[str, Positive] | None, Is("a mapping of axis names to integers of at least 1")
 ]
-_Sharding: TypeAlias = Annotated[
+_Sharding = Annotated[
     tuple[str | tuple[str | None, ...] | None, ...] | None,
     Is("a list of axis names, null, or lists of these"),
 ]

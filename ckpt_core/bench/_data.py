@@ -1,4 +1,4 @@
-"""What a case runs on: ``context.mesh``, and ``context.pytree`` of synthetic arrays or of a checkpoint; compares what was loaded with it."""
+"""What a case runs on: ``context.mesh`` and ``context.pytree``; compares what was loaded with it."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def make_mesh(config: MeshConfig | None) -> Any:
 
 
 def host_data(config: CheckpointConfig) -> Callable[[Any], Any]:
-    """A function that puts the data of a configuration, which it makes once, onto a mesh as new jax arrays. Every run gets
-    new ones: an array that was saved may have cached its host copy, one that was restored may share memory with what was read.
+    """A function that puts the data of a configuration, which it makes once, onto a mesh. Every run gets new arrays: one that was
+    saved may have cached its host copy, one that was restored may share memory with what was read.
     """
     if config.path is not None:
         path = config.path
@@ -121,7 +121,7 @@ class WrongData(CheckpointError):
 
 
 def check_equal(expected: Any, found: Any) -> None:
-    """Compares the shards of two trees that this process holds, bit for bit; raises ``WrongData`` for the first leaf that differs."""
+    """Compares what this process holds of two trees, bit for bit; ``WrongData`` names the first leaf that differs."""
     names, wanted, got = names_of(expected), jax.tree.leaves(expected), jax.tree.leaves(found)
     if len(wanted) != len(got):
         raise WrongData(f"loaded {len(got)} leaves, saved were {len(wanted)}")

@@ -1,4 +1,4 @@
-"""Where a benchmark runs: the facts of the machine; its disk, page cache and garbage collector, which earlier work must not disturb."""
+"""Where a benchmark runs: the facts of the machine; its disk, page cache and garbage collector at rest."""
 
 from __future__ import annotations
 
@@ -33,8 +33,12 @@ def describe_environment(output: Path) -> dict[str, Any]:
     for name in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
+    asked, revision = ["git", "rev-parse", "HEAD"], None
+    with suppress(OSError, subprocess.SubprocessError):  # no git, no revision, no answer
+        quiet = subprocess.DEVNULL
+        revision = subprocess.check_output(asked, stderr=quiet, text=True, timeout=10).strip()
     return {
-        "git_sha": git_sha(),
+        "git_sha": revision,
         "backend": jax.default_backend(),
         "device_kind": devices[0].device_kind,
         "devices": len(devices),
@@ -49,17 +53,8 @@ def describe_environment(output: Path) -> dict[str, Any]:
     }
 
 
-def git_sha() -> str | None:
-    """The revision of the working directory, or None outside of git."""
-    asked = ["git", "rev-parse", "HEAD"]
-    with suppress(OSError, subprocess.SubprocessError):  # no git, no revision, no answer
-        quiet = subprocess.DEVNULL
-        return subprocess.check_output(asked, stderr=quiet, text=True, timeout=10).strip()
-    return None
-
-
 @contextmanager
-def settle() -> Generator[None, None, None]:
+def settle() -> Generator[None]:
     """Syncs the disk and collects garbage before the block; disables garbage collection in it.
 
     Measure inside: ``with bench.settle(), metrics.measure("save"): ...``. Otherwise the first fsync
@@ -77,9 +72,8 @@ def settle() -> Generator[None, None, None]:
 
 
 def warm_free_memory(directory: Path, size_bytes: int) -> None:
-    """Writes and deletes a file of this size, so that the kernel has free pages for the next one. On a virtual machine
-    that returns memory to its host, every new page is slow at first use; without this, the first save of a run would pay
-    for all of them.
+    """Writes and deletes a file of this size: on a virtual machine that returns memory to its host, the first use of each page is
+    slow, and else the first save of a run would pay for all of them.
     """
     block = bytes(MIB)
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
@@ -88,7 +82,7 @@ def warm_free_memory(directory: Path, size_bytes: int) -> None:
 
 
 def drop_page_cache(path: Path) -> None:
-    """Asks the kernel to drop these files from the page cache, so that the next read comes from the disk; ``Skipped`` if it cannot."""
+    """Drops files from the page cache, so that the next read comes from the disk; ``Skipped`` if the system cannot."""
     if not hasattr(os, "posix_fadvise"):
         raise Skipped("the page cache cannot be dropped on this system")
     os.sync()  # dirty pages cannot be dropped
@@ -106,9 +100,3 @@ def fsync_all(path: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def inventory(path: Path) -> tuple[int, int]:
-    """Total bytes and number of the files below a directory."""
-    sizes = [entry.lstat().st_size for entry in path.rglob("*") if entry.is_file()]
-    return sum(sizes), len(sizes)

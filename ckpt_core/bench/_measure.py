@@ -1,8 +1,7 @@
 """What a benchmark is written with; ``metrics.measure("save")`` measures a block by collectors, each for a kind of number.
 
-A collector is a function that begins to measure and returns the function that ends it and returns the numbers by
-tag. The clock starts last and stops first, so it does not measure the other collectors. Blocks may be nested: an
-inner block does not disturb the numbers of the outer one.
+A collector is a function that begins to measure, and returns the function that ends it and gives the numbers by tag. The clock
+starts last and stops first, so it does not measure the others. Blocks may be nested.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from ckpt_core._errors import CheckpointError
 from ckpt_core.bench._config import nearest
 
 MB, GB, GIB = 1e6, 1e9, 2**30
 TIME, RATE, PEAK = "0_basics/time_s", "4_throughput/gb_per_s", "0_basics/host_rss_peak_mb"
-Numbers: TypeAlias = dict[str, float]
-Collector: TypeAlias = Callable[[], Callable[[], Numbers]]
+Numbers = dict[str, float]
+Collector = Callable[[], Callable[[], Numbers]]
 
 # The run loop sets this to the `trace_root` of the running test. A context variable, because a
 # benchmark calls `Metrics()` without arguments.
@@ -46,7 +45,7 @@ class Metrics:
     @contextmanager
     def measure(
         self, name: str, metric_keys: Iterable[str] | None = None, *, nbytes: int | None = None
-    ) -> Generator[None, None, None]:
+    ) -> Generator[None]:
         """Measures the block. If the block raises, nothing is recorded.
 
         This does not wait for jax's asynchronous work: if that matters, end the block with
@@ -77,7 +76,7 @@ class Metrics:
         self.values.setdefault(name, {}).setdefault(tag, []).append(float(value))
 
     @contextmanager
-    def _traced(self, name: str) -> Generator[None, None, None]:
+    def _traced(self, name: str) -> Generator[None]:
         # jax records one trace at a time, of the outer block
         if self._trace_root is None or self._tracing:
             yield

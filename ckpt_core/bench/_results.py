@@ -1,4 +1,4 @@
-"""The results of a suite: plain dataclasses with their statistics, and results.jsonl, the file that holds them."""
+"""The results of a suite, their statistics, and results.jsonl, the file that holds them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILE = "results.jsonl"
 
 @dataclass(frozen=True)
 class Summary:
-    """The statistics of one metric; ``ci95`` is half the width of the 95 % confidence interval of the mean, None for one value."""
+    """The statistics of one metric; ``ci95`` is half the 95 % confidence interval of the mean, None for one value."""
 
     n: int
     min: float
@@ -56,7 +56,7 @@ class Run:
     kind: str  # counted; or warm-up or traced, which the statistics leave out
     repeat: int
     started_unix_secs: float
-    values: Values = field(default_factory=dict[str, dict[str, list[float]]])  # see over_hosts
+    values: Values = field(default_factory=dict[str, dict[str, list[float]]])  # of all processes
     hosts: tuple[Values, ...] = ()  # the values of each process
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
     error: str | None = None  # the exception in one line
@@ -111,7 +111,7 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """A whole run of a suite; ``interrupted``: Ctrl-C or a kill ended it, and the result holds the runs that had ended."""
+    """A run of a suite; if it was ``interrupted``, by Ctrl-C or a kill, with what had ended."""
 
     suite_name: str
     environment: Mapping[str, Any]
@@ -135,7 +135,7 @@ def collected(many: Iterable[Values]) -> dict[str, dict[str, list[list[float]]]]
     return found
 
 
-def over_hosts(hosts: Sequence[Values]) -> dict[str, dict[str, list[float]]]:
+def merged(hosts: Sequence[Values]) -> dict[str, dict[str, list[float]]]:
     """Combines processes: slowest time, lowest rate, most memory."""
     return {
         operation: {
@@ -147,10 +147,9 @@ def over_hosts(hosts: Sequence[Values]) -> dict[str, dict[str, list[float]]]:
 
 
 class JsonLines:
-    """Writes a line for the environment, one for each run when it ends, so that a later crash does not lose it, and one for each case."""
+    """Writes into a directory that exists a line for the environment, one for each run when it ends, and one for each case."""
 
     def __init__(self, output: Path, suite_name: str, environment: Mapping[str, Any]) -> None:
-        output.mkdir(parents=True, exist_ok=True)
         self.path = output / FILE
         self.path.write_text("", encoding="utf-8")
         self._write("environment", {"suite_name": suite_name, **environment})
@@ -196,14 +195,11 @@ def _result(records: Sequence[Mapping[str, Any]]) -> SuiteResult:
     for record in named:
         if record["record"] == "run":
             case = found[record["case"]]
-            found[case.name] = replace(case, runs=(*case.runs, _run(record)))
+            run = {one.name: record[one.name] for one in fields(Run)}
+            run |= {name: _numbers(run[name]) for name in ("values", "hosts")}
+            found[case.name] = replace(case, runs=(*case.runs, Run(**run)))
     interrupted = records[-1].get("interrupted", True)
     return SuiteResult(environment.pop("suite_name"), environment, (*found.values(),), interrupted)
-
-
-def _run(record: Mapping[str, Any]) -> Run:
-    found: dict[str, Any] = {one.name: record[one.name] for one in fields(Run)}
-    return Run(**found | {name: _numbers(found[name]) for name in ("values", "hosts")})
 
 
 def _numbers(value: Any) -> Any:

@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import itertools
 import json
+import operator
 import time
 import traceback
 import typing
@@ -26,7 +27,7 @@ from ckpt_core.bench._config import (
     SuiteConfig,
     nearest,
 )
-from ckpt_core.bench._machine import describe_environment, inventory
+from ckpt_core.bench._machine import describe_environment
 from ckpt_core.bench._measure import (
     TRACE_ROOT,
     BenchmarkOptions,
@@ -34,15 +35,7 @@ from ckpt_core.bench._measure import (
     Skipped,
     TestContext,
 )
-from ckpt_core.bench._results import (
-    COUNTED,
-    TRACED,
-    WARM_UP,
-    CaseResult,
-    Run,
-    SuiteResult,
-    over_hosts,
-)
+from ckpt_core.bench._results import COUNTED, TRACED, WARM_UP, CaseResult, Run, SuiteResult, merged
 
 AGREEMENT_SECS = 1800.0
 """How long processes wait for the slowest of them after a run."""
@@ -85,7 +78,8 @@ def run_suite(
     """
     import jax
 
-    cases = [case for case in _expand(suite) if _is_chosen(case.result, settings.only)]
+    names = operator.attrgetter("result.label", "result.group", "result.name")
+    cases = [case for case in _expand(suite) if fnmatch.filter(names(case), settings.only or "*")]
     if not cases:
         raise ConfigError(suite.file, f"no case matches {settings.only!r}")
     output = settings.output.absolute()
@@ -112,11 +106,6 @@ def run_suite(
     finally:
         jax.config.update("jax_enable_x64", before)
     return SuiteResult(suite.suite_name, environment, tuple(found.values()), interrupted)
-
-
-def _is_chosen(case: CaseResult, pattern: str | None) -> bool:
-    names = [case.label, case.group, case.name]
-    return pattern is None or bool(fnmatch.filter(names, pattern))
 
 
 @dataclass(frozen=True)
@@ -151,7 +140,7 @@ def _expand(suite: SuiteConfig) -> tuple[_Case, ...]:
 def _axes(
     reader: Reader, config: BenchmarkConfig
 ) -> tuple[type[BenchmarksGenerator], dict[str, list[Any]]] | None:
-    """The generator, and option -> its values, in the order of the fields; checks them against their types."""
+    """The generator, and the values of each option, checked against their types."""
     generator = _import_generator(reader, config)
     if generator is None:
         return None
@@ -244,12 +233,6 @@ class _Loop:
             turn = number % len(cases)  # each round begins with another case
             yield from ((case, *one) for case in cases[turn:] + cases[:turn])
 
-    def _keep(self, run: Run) -> None:
-        before = self.found[run.case]
-        self.found[run.case] = result = replace(before, runs=(*before.runs, run))
-        if self.listener is not None and self.processes.index == 0:
-            self.listener(result, run)
-
     def _run(self, case: _Case, kind: str, repeat: int, put: Any) -> None:
         name, settings = case.result.name, self.settings
         where = Path(name, f"warmup_{repeat}" if kind == WARM_UP else f"repeat_{repeat}")
@@ -272,7 +255,10 @@ class _Loop:
             kind = TRACED if kind == COUNTED else kind
         started = time.time()
         answers = self._agree(_attempt(case, context, put))
-        self._keep(_combined(Run(name, kind, repeat, started), answers))
+        run, before = _combined(Run(name, kind, repeat, started), answers), self.found[name]
+        self.found[name] = result = replace(before, runs=(*before.runs, run))
+        if self.listener is not None and self.processes.index == 0:
+            self.listener(result, run)
         if self.suite.remove_repeated_dir:
             self._delete(directories)
 
@@ -311,10 +297,10 @@ def _attempt(case: _Case, context: TestContext, put: Any) -> dict[str, Any]:
         mesh = make_mesh(case.mesh)
         context = replace(context, mesh=mesh, pytree=put(mesh))
         result = case.generator().test_fn(context)
-        size, count = inventory(context.path)
-        if count:
-            result.metrics.add("checkpoint", "5_inventory/size_mb", size / 1e6)
-            result.metrics.add("checkpoint", "5_inventory/files_count", count)
+        sizes = [one.lstat().st_size for one in context.path.rglob("*") if one.is_file()]
+        if sizes:
+            result.metrics.add("checkpoint", "5_inventory/size_mb", sum(sizes) / 1e6)
+            result.metrics.add("checkpoint", "5_inventory/files_count", len(sizes))
         return {"values": result.metrics.values, "notes": dict(result.notes)}
     except Skipped as reason:
         return {"skipped": str(reason)}
@@ -335,4 +321,4 @@ def _combined(run: Run, answers: list[dict[str, Any]]) -> Run:
             answer = answer | {"error": f"process {index}: {answer['error']}"}
         first = {name: value for name, value in answer.items() if value} | first
     hosts = tuple(answer.get("values", {}) for answer in answers)
-    return replace(run, **first | {"values": over_hosts(hosts), "hosts": hosts})
+    return replace(run, **first | {"values": merged(hosts), "hosts": hosts})

@@ -1,4 +1,4 @@
-"""The results of a run, alone and beside an earlier one, as Markdown, and as event files of TensorBoard."""
+"""The results of a run, also beside an earlier one, as Markdown; and as event files of TensorBoard."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from ckpt_core._words import pairs
 from ckpt_core.bench._config import ConfigError
 from ckpt_core.bench._measure import PEAK, RATE, TIME, is_rate
 from ckpt_core.bench._results import CaseResult, SuiteResult, Summary, collected
@@ -47,14 +48,12 @@ def document(result: SuiteResult) -> str:
 
 
 def _where(environment: Mapping[str, Any]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
-    return (
-        f"{environment['cpus']} CPUs ({environment['machine']}), load before the run "
-        f"{environment['load_average']:.1f}, {environment['devices']} x "
-        f"{environment['device_kind']}, {environment['processes']} process(es), "
-        f"{environment['file_system']}, Linux {environment['kernel']}, Python "
-        f"{environment['python']}; {versions}; revision {(environment['git_sha'] or 'unknown')[:12]}."
+    text = (
+        "{cpus} CPUs ({machine}), load before the run {load_average:.1f}, {devices} x {device_kind}, {processes} process(es), "
+        "{file_system}, Linux {kernel}, Python {python}; {versions}; revision {revision:.12}."
     )
+    versions, revision = pairs(environment["versions"]), environment["git_sha"] or "unknown"
+    return text.format_map({**environment, "versions": versions, "revision": revision})
 
 
 def _rows(cases: Iterable[CaseResult], operation: str) -> Iterator[dict[str, str]]:
@@ -79,8 +78,8 @@ def _rows(cases: Iterable[CaseResult], operation: str) -> Iterator[dict[str, str
 
 
 def compare(now: SuiteResult, baseline: SuiteResult, threshold: float) -> tuple[str, int]:
-    """A document of what changed in times, rates and sizes of checkpoints, and how many of these are worse by more than noise
-    and ``threshold`` (0.1 is ten percent): those come first, then the others by the size of the change.
+    """A table of what changed in times, rates and sizes, what is worse by more than noise and ``threshold`` (0.1 is ten percent)
+    first; and how many that are.
     """
     for fact in ("backend", "device_kind", "devices", "processes"):
         then, here = baseline.environment.get(fact), now.environment.get(fact)
@@ -149,7 +148,7 @@ def _differ(one: Sequence[float], other: Sequence[float]) -> bool:
 def markdown_table(
     names: Sequence[str], rows: Sequence[Sequence[Any]], words: Iterable[str] = ()
 ) -> str:
-    """A table in Markdown; columns in ``words`` are aligned to the left, the others to the right, if there are any."""
+    """A table in Markdown; columns in ``words``, or all if there are none, are aligned to the left."""
     columns = [[str(cell) for cell in column] for column in zip(names, *rows, strict=True)]
     padded: list[list[str]] = []
     for name, cells in zip(names, columns, strict=True):

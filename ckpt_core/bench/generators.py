@@ -1,7 +1,4 @@
-"""The generators that come with ckpt; a suite file may name them without their module.
-
-A generator measures with ``context.options.library``: the same work for ckpt, other libraries and the bare disk.
-"""
+"""The generators that come with ckpt: the same work for ckpt, other libraries and the bare disk."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from ckpt_core.bench._config import ArraySpec, CheckpointConfig
 from ckpt_core.bench._data import abstract, check_equal, host_data, total_bytes
 from ckpt_core.bench._machine import drop_page_cache, fsync_all, warm_free_memory
 from ckpt_core.bench._measure import GB, RATE, TIME
-from ckpt_core.bench.libraries import LIBRARIES, make_library
+from ckpt_core.bench.libraries import LIBRARIES, Library, make_library
 
 
 @dataclass(frozen=True)
@@ -52,14 +49,12 @@ def _data_of(context: bench.TestContext) -> Any:
     return context.pytree
 
 
-def _measure_load(
-    metrics: bench.Metrics, context: bench.TestContext, path: Path, load: Callable[[], Any]
-) -> Any:
-    """Measures a load of ``path``, and the throughput by the bytes of what it loaded; returns that."""
-    if context.options.page_cache == "cold":
+def _loaded(metrics: bench.Metrics, lib: Library, path: Path, like: Any) -> Any:
+    """What a library loads; measures it, and the throughput by its bytes."""
+    if lib.options.page_cache == "cold":
         drop_page_cache(path)
     with bench.settle(), metrics.measure("load"):
-        loaded = jax.block_until_ready(load())
+        loaded = jax.block_until_ready(lib.load(path, like))
     metrics.add("load", RATE, total_bytes(loaded) / metrics.values["load"][TIME][-1] / GB)
     return loaded
 
@@ -87,7 +82,7 @@ class SaveLoad(bench.BenchmarksGenerator):
                 lib.save(path, prepared)
             if lib.adds_fsync:
                 fsync_all(path)
-        loaded = _measure_load(metrics, context, path, lambda: lib.load(path, like))
+        loaded = _loaded(metrics, lib, path, like)
         check_equal(state, lib.finish(loaded, like))
         return bench.TestResult(metrics=metrics, notes={"durable": lib.durability})
 
@@ -128,7 +123,7 @@ class Resharding(bench.BenchmarksGenerator):
         lib, like = make_library(context.options, sharded=True), self.target(context)
         path = context.path / "ckpt"
         lib.save(path, state)
-        loaded = _measure_load(metrics, context, path, lambda: lib.load(path, like))
+        loaded = _loaded(metrics, lib, path, like)
         for leaf, wanted in zip(jax.tree.leaves(loaded), jax.tree.leaves(like), strict=True):
             if isinstance(wanted, jax.ShapeDtypeStruct) and leaf.sharding != wanted.sharding:
                 raise ckpt.CheckpointError(f"loaded onto {leaf.sharding}, wanted {wanted.sharding}")

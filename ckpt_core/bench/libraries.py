@@ -1,7 +1,6 @@
 """The measured libraries behind one interface: ckpt, others, and the lower bound of the disk.
 
-To add a library, write a subclass of ``Library`` and a line in ``LIBRARIES``. What it measures is imported when it is
-made; benchmarks of one that is not installed are skipped with that reason.
+To add a library, write a subclass of ``Library``, which imports it when it is made, and a line in ``LIBRARIES``.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import importlib
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -35,12 +34,12 @@ class Library:
         options: those of ``SaveLoad``, in which None leaves a setting to the library.
     """
 
-    module: ClassVar[str]
-    default_durability: ClassVar[str] = "no"
-    skips_fsync: ClassVar[bool] = False
-    in_background: ClassVar[bool] = False
-    sharded: ClassVar[bool] = False
-    broadcasts: ClassVar[bool] = False
+    module: str
+    default_durability = "no"
+    skips_fsync = False
+    in_background = False
+    sharded = False
+    broadcasts = False
 
     def __init__(self, options: Any) -> None:
         self.options = options
@@ -304,9 +303,7 @@ class Equinox(Library):
 
 
 class Floor(Library):
-    """The lower bound: writes all bytes to one file, with fsync, and reads them back. The buffer to read into
-    is touched before the clock starts, so that a load causes no page faults.
-    """
+    """The lower bound: writes all bytes to one file, with fsync, and reads them into memory that was touched before."""
 
     module = "os"
     default_durability = "yes"
@@ -354,9 +351,7 @@ LIBRARIES: dict[str, type[Library]] = {
 
 
 def make_library(options: Any, *, sharded: bool = False) -> Library:
-    """The library that the options name, ready to run; raises ``Skipped`` if it is not installed, cannot do what they ask, or must,
-    and cannot, save arrays that several devices or processes hold.
-    """
+    """The library that the options name; ``Skipped`` if it is not installed, or cannot do what they, or ``sharded``, ask."""
     name = str(options.library)
     if name not in LIBRARIES:
         raise Skipped(f"no library {name!r}{nearest(name, LIBRARIES)}")

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import io
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ckpt_core._errors import CheckpointError
+from ckpt_core._errors import CheckpointError, StructureMismatch
+from ckpt_core._lazy import LazyModule
 from ckpt_core.cli._bench import app as bench_app
 from ckpt_core.cli._convert import export, import_weights, report
 from ckpt_core.cli._numbers import diff, stats
 from ckpt_core.cli._plan import plan
-from ckpt_core.cli._shared import Json, Local, Mib, Place, Prefix, Run, bytes_option, message_of
+from ckpt_core.cli._shared import Json, Local, Mib, Place, Prefix, Root, Run, bytes_option, one_line
+
+if TYPE_CHECKING:
+    from ckpt_core.cli import _change, _doctor, _look, _steps
+else:
+    names = ("_change", "_doctor", "_look", "_steps")
+    _change, _doctor, _look, _steps = (LazyModule(f"ckpt_core.cli.{name}") for name in names)
 
 app = typer.Typer(
     name="ckpt",
@@ -41,8 +48,6 @@ def list_steps(
     directory: Run, as_json: Json = False, local: Local = False, prefix: Prefix = None
 ) -> int:
     """List the steps in a directory: time, sizes, items, metrics; unfinished saves and the writer."""
-    from ckpt_core.cli import _change, _steps
-
     if local:
         return _change.list_runs(directory, as_json=as_json)
     return _steps.list_steps(directory, as_json=as_json, step_prefix=prefix)
@@ -58,16 +63,12 @@ def show(
     as_json: Json = False,
 ) -> int:
     """Show what a checkpoint holds, and the purpose of each of its files; reads no array."""
-    from ckpt_core.cli import _look
-
     return _look.show(path, all_leaves=leaf, as_json=as_json)
 
 
 @app.command()
 def verify(path: Place, as_json: Json = False) -> int:
     """Check every byte against its checksum. The exit code is 1 if anything is wrong."""
-    from ckpt_core.cli import _look
-
     return _look.verify(path, as_json=as_json)
 
 
@@ -90,8 +91,6 @@ def copy(
     ] = False,
 ) -> int:
     """Copy a checkpoint or steps between disk and buckets; verify all bytes; skip what is there."""
-    from ckpt_core.cli import _change
-
     return _change.copy(source, target, steps=step or [], prefix=prefix, mirror=mirror)
 
 
@@ -116,8 +115,6 @@ def remove(
     ] = None,
 ) -> int:
     """Delete checkpoints, hidden first, so that no reader meets half of one; a step that is being read stays."""
-    from ckpt_core.cli import _change
-
     if local:
         return _change.remove_runs(paths, names=run or [], steps=steps or [], yes=yes)
     return _change.remove(paths, steps=steps or [], prefix=prefix, yes=yes)
@@ -132,8 +129,6 @@ def save_now(
     as_json: Json = False,
 ) -> int:
     """Ask a running job to save its next step, without stopping it. The exit code is 1 if the wait ends before."""
-    from ckpt_core.cli import _change
-
     return _change.save_now(directory, wait_secs=wait, as_json=as_json)
 
 
@@ -146,16 +141,12 @@ def collect_garbage(
     as_json: Json = False,
 ) -> int:
     """Delete what dead writers left in a directory; never what a living one may be writing."""
-    from ckpt_core.cli import _change
-
     return _change.collect_garbage(directory, dry_run=dry_run, as_json=as_json)
 
 
 @app.command()
 def doctor(
-    directory: Annotated[
-        str, typer.Argument(help="Where checkpoints are, or will be: a directory or URL.")
-    ] = ".",
+    directory: Root = ".",
     devices: Annotated[
         bool,
         typer.Option("--devices", help="Ask jax for its devices, too; takes them for a moment."),
@@ -167,8 +158,6 @@ def doctor(
     as_json: Json = False,
 ) -> int:
     """Look for what most often goes wrong: a real save, versions, file system, speed, locks, clock. The exit code is 1 if found."""
-    from ckpt_core.cli import _doctor
-
     return _doctor.doctor(
         directory, devices=devices, mib=mib, step_bytes=state_bytes, as_json=as_json
     )
@@ -191,6 +180,16 @@ def _name_all_missing(error: Any) -> None:
         error.param_hint = ", ".join(missing)
 
 
+def _message_of(error: Exception) -> str:
+    """The message of an error, for a terminal: of several lines only where each has a mismatch."""
+    text = str(error)
+    if not isinstance(error, StructureMismatch):
+        return one_line(text)
+    for mismatch in error.mismatches:
+        text = text.replace(str(mismatch), one_line(str(mismatch)))
+    return "\n".join(map(one_line, text.split("\n")))
+
+
 def run() -> int:
     """Runs the command and returns its exit code; prints an error as one line."""
     for stream in (sys.stdout, sys.stderr):
@@ -201,7 +200,7 @@ def run() -> int:
     except (typer.Abort, KeyboardInterrupt):
         return 130
     except (CheckpointError, OSError) as error:
-        print(f"ckpt: {message_of(error)}", file=sys.stderr)
+        print(f"ckpt: {_message_of(error)}", file=sys.stderr)
         return 2
     except Exception as error:
         show_usage = getattr(error, "show", None)  # click's errors about arguments have it

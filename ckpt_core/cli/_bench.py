@@ -1,4 +1,4 @@
-"""``ckpt bench``: its commands; they import what they need when they run, for ``_prepare_process`` must come before jax."""
+"""``ckpt bench``: its commands import what they need when they run, for ``_prepare_process`` comes before jax."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ import typer
 from ckpt_core.cli._shared import Json
 
 if TYPE_CHECKING:
-    from ckpt_core.bench import RunSettings, SuiteConfig
+    from ckpt_core.bench import SuiteConfig
     from ckpt_core.bench._results import CaseResult, Run, SuiteResult
 
 FAILED, SLOWER, INTERRUPTED = 1, 3, 130
 
-# Settings for a malloc that keeps freed memory. A virtual machine that returns memory to its host
-# needs up to 10 us for every page that it touches again, which would be most of the measured time.
-# libc reads them when a process starts, so the process restarts itself.
+# A malloc that keeps freed memory: some virtual machines need 10 us for each page that is touched again.
+# libc reads these settings when a process starts, so the process restarts itself.
 _STEADY_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_ARENA_MAX": "1"}
 _GRACE_SECS = 30.0
 
@@ -74,48 +73,21 @@ def bench_run(
     """Run a suite: print a table; write JSON lines and TensorBoard files to OUTPUT."""
     if processes > 1:
         return _run_processes(processes)
-    from ckpt_core.bench import RunSettings, load_suite
+    from ckpt_core import _processes
+    from ckpt_core.bench import RunSettings, _tables, load_suite, run_suite
+    from ckpt_core.bench._machine import describe_environment
+    from ckpt_core.bench._results import JsonLines, read_result
 
     config = load_suite(suite)
     _prepare_process(config, output if enable_hlo_dump else None)
     settings = RunSettings(output, local_directory, remove_repeated_dir, repeats, only)
     capture = baseline_capture or config.baseline_capture_path
     baseline = baseline or (Path(config.baseline_path) if config.baseline_path else None)
-    return _run(config, settings, capture, baseline, threshold, as_json=as_json)
-
-
-@app.command("markdown")
-def bench_markdown(
-    results: Annotated[Path, typer.Argument(help="results.jsonl of a run, or its directory.")],
-) -> None:
-    """Print the tables of a run again, with ratios to the first case."""
-    from ckpt_core.bench._results import FILE, read_result
-    from ckpt_core.bench._tables import document
-
-    typer.echo(document(read_result(results / FILE if results.is_dir() else results)), nl=False)
-
-
-def _run(
-    config: SuiteConfig,
-    settings: RunSettings,
-    capture: str | Path | None,
-    baseline: Path | None,
-    threshold: float,
-    *,
-    as_json: bool,
-) -> int:
-    """Runs a suite and writes all outputs; returns the exit code."""
-    from ckpt_core import _processes
-    from ckpt_core.bench import _tables, run_suite
-    from ckpt_core.bench._machine import describe_environment
-    from ckpt_core.bench._results import JsonLines, read_result
-
     earlier = read_result(baseline) if baseline else None  # the run may take an hour
     # Generators of the user are imported from the working directory.
     if "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     _processes.join_from_environment(os.environ)
-    output = settings.output
     output.mkdir(parents=True, exist_ok=True)
     if _processes.this_run().index > 0:
         return _code(run_suite(config, settings), 0)
@@ -147,8 +119,19 @@ def _run(
     return _code(result, worse)
 
 
+@app.command("markdown")
+def bench_markdown(
+    results: Annotated[Path, typer.Argument(help="results.jsonl of a run, or its directory.")],
+) -> None:
+    """Print the tables of a run again, with ratios to the first case."""
+    from ckpt_core.bench._results import FILE, read_result
+    from ckpt_core.bench._tables import document
+
+    typer.echo(document(read_result(results / FILE if results.is_dir() else results)), nl=False)
+
+
 def _run_processes(count: int) -> int:
-    """Runs this command in ``count`` local processes of one jax.distributed run; returns the first exit code that is not 0."""
+    """Runs this command in local processes of one jax.distributed run; returns the first exit code that is not 0."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -195,8 +178,5 @@ def _prepare_process(suite: SuiteConfig, hlo_output: Path | None) -> None:
 
 
 def _code(result: SuiteResult, worse: int) -> int:
-    if result.interrupted:
-        return INTERRUPTED
-    if result.failed or all(case.skipped for case in result.cases):
-        return FAILED
-    return SLOWER if worse else 0
+    failed = result.failed or all(case.skipped for case in result.cases)
+    return INTERRUPTED if result.interrupted else FAILED if failed else SLOWER if worse else 0

@@ -1,4 +1,4 @@
-"""``ckpt cp``, ``rm``, ``save-now`` and ``gc``, which change a directory of steps; and what runs have in a fast directory of this host."""
+"""``ckpt cp``, ``rm``, ``save-now`` and ``gc``; and what runs have in a fast directory of this host."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ from ckpt_core._run.tiers.folders import local_root
 from ckpt_core._saved import NativeCheckpoint, open_checkpoint
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import inspect, verify
-from ckpt_core.cli._shared import console, counted, one_line, print_json, say, size, table, when
+from ckpt_core._words import counted, size, time_of
+from ckpt_core.cli._shared import console, one_line, print_json, say, table
 from ckpt_core.cli._steps import OWNER_FILE, RETIRED, is_run, of_steps, retire, steps_in
 
 _OF_ONE = ("ckpt.json", "_CHECKPOINT_METADATA")
@@ -57,19 +58,19 @@ def copy(source: str, target: str, *, steps: list[int], prefix: str | None, mirr
         if steps or mirror:
             text = f"{source} is no directory of steps: leave --step and --mirror out"
             raise CheckpointNotFound(text)
-        _copy_one(source, target)
+        say(f"{source} -> {target}: {size(copy_checkpoint(source, target))}")
         return 0
     ours, theirs = steps_in(source, prefix), steps_in(target, prefix)
     wanted, there = sorted({*steps}) or ours.all(), theirs.saves()
     for step in wanted:
         ours.refuse_absent(step)
-    readable = [step for step in wanted if step in there and there[step][0] != "?"]
+    present = [step for step in wanted if step in there]
+    readable = (step for step in present if there[step][0] != "?")
     same = {step for step in readable if same_save(ours.path(step), theirs.path(step))}
-    others = [step for step in wanted if step in there and step not in same]
+    others = [step for step in present if step not in same]
     strays = theirs.left_by(ours)
-    mirrored = "--mirror deletes them"
-    if resolve(theirs.directory)[1]:
-        mirrored = f"--mirror moves them to {theirs.directory}/{RETIRED}"
+    moves = f"moves them to {theirs.directory}/{RETIRED}"
+    mirrored = f"--mirror {moves if resolve(theirs.directory)[1] else 'deletes them'}"
     if mirror and (others or strays):
         say(f"{theirs.directory}: {retire(theirs, [*others, *strays])}")
         strays = []
@@ -86,7 +87,8 @@ def copy(source: str, target: str, *, steps: list[int], prefix: str | None, mirr
             say(f"{theirs.path(step)} is there already")
             continue
         try:
-            _copy_one(ours.path(step), theirs.new_path(step))
+            one, other = ours.path(step), theirs.new_path(step)
+            say(f"{one} -> {other}: {size(copy_checkpoint(one, other))}")
         except CheckpointNotFound:
             say(f"step {step} was deleted meanwhile")
         except (CheckpointCorrupt, PermissionError) as error:  # a restore wants the newer ones
@@ -109,12 +111,8 @@ def _copy_run_metadata(source: str, target: str) -> None:
         say(f"{theirs[1]} has other metadata of the run, which stays")
 
 
-def _copy_one(source: str, target: str) -> None:
-    say(f"{source} -> {target}: {size(copy_checkpoint(source, target))}")
-
-
 def remove(paths: Sequence[str], *, steps: list[int], prefix: str | None, yes: bool) -> int:
-    """Deletes checkpoints, or with ``steps`` steps of one directory; asks before, unless ``yes``, and deletes nothing if one is no checkpoint."""
+    """Deletes checkpoints, or ``steps`` of one directory; asks before, unless ``yes``, and deletes nothing if one is none."""
     if steps:
         if len(paths) != 1:
             raise CheckpointError("--step takes its steps from one directory of steps")
@@ -126,7 +124,7 @@ def remove(paths: Sequence[str], *, steps: list[int], prefix: str | None, yes: b
         found = list(dict.fromkeys(map(_one_checkpoint, paths)))
     for path in found:
         say(_described(path))
-    what = counted(len(found), "checkpoint", "checkpoints")
+    what = counted(len(found), "checkpoint")
     if not yes and not agreed(what):
         say("nothing was deleted")
         return 1
@@ -134,9 +132,8 @@ def remove(paths: Sequence[str], *, steps: list[int], prefix: str | None, yes: b
         try:
             backend_of(resolve(path)[1]).delete(path)
         except BlockingIOError:
-            raise CheckpointError(
-                f"{path} is being read: nothing of it was deleted; try again when that has ended"
-            ) from None
+            text = "is being read: nothing of it was deleted; try again when that has ended"
+            raise CheckpointError(f"{path} {text}") from None
         directory, _, name = path.rpartition("/")
         if (step := StepNames(prefix).parse(name)) is not None and directory:
             note_deleted(directory, step)
@@ -145,7 +142,7 @@ def remove(paths: Sequence[str], *, steps: list[int], prefix: str | None, yes: b
 
 
 def _directories(run: Steps, steps: Sequence[int]) -> list[str]:
-    """The directories of steps: of each the one that counts, and others of its series, such as ``000005`` beside ``5``."""
+    """The directories of steps: the one that counts, and others of its series, such as ``000005`` beside ``5``."""
     listing = run.look()
     found: list[str] = []
     for step in dict.fromkeys(steps):
@@ -168,9 +165,16 @@ def _one_checkpoint(path: str) -> str:
         )
     backend = backend_of(local)
     standing = backend.replaced(text) or text
-    if not backend.is_checkpoint(standing) or not _is_meant(backend, standing):
+
+    def read(name: str) -> bytes | None:
+        with contextlib.suppress(CheckpointCorrupt):
+            return backend.read(standing, name)
+        return None
+
+    says_so = _says_so(backend, standing, SIGNS)
+    if not backend.is_checkpoint(standing) or (says_so and not is_meant(read)):
         raise CheckpointNotFound(f"{text} is no checkpoint: nothing was deleted")
-    if not _says_so(backend, standing, SIGNS):
+    if not says_so:
         inside = (f"{standing}/{name}" for name in backend.children(standing))
         those = "name those, or " if any(_says_so(backend, one, _OF_ONE) for one in inside) else ""
         raise CheckpointError(
@@ -182,17 +186,6 @@ def _one_checkpoint(path: str) -> str:
     if above and not above.endswith(":/") and not alone and backend.is_checkpoint(above):
         raise CheckpointError(f"{text} is a part of the checkpoint {above}: nothing was deleted")
     return text
-
-
-def _is_meant(backend: Backend, path: str) -> bool:
-    """Whether a folder is a checkpoint by what is in it: of Orbax, what its folders say counts, too."""
-
-    def read(name: str) -> bytes | None:
-        with contextlib.suppress(CheckpointCorrupt):
-            return backend.read(path, name)
-        return None
-
-    return not _says_so(backend, path, SIGNS) or is_meant(read)
 
 
 def _says_so(backend: Backend, path: str, signs: Sequence[str]) -> bool:
@@ -208,8 +201,8 @@ def _described(path: str) -> str:
         return f"{path}: damaged"
     except (CheckpointError, OSError) as error:
         return f"{path}: cannot be read: {error}"
-    total = sum(item.bytes for item in info.items.values())
-    return f"{path}: {size(total)} in {', '.join(info.items) or 'no items'}, {when(info.created_unix_secs)}"
+    total, saved = sum(one.bytes for one in info.items.values()), time_of(info.created_unix_secs)
+    return f"{path}: {size(total)} in {', '.join(info.items) or 'no items'}, {saved}"
 
 
 def agreed(what: str) -> bool:
@@ -220,7 +213,7 @@ def agreed(what: str) -> bool:
 
 
 def save_now(directory: str, *, wait_secs: float, as_json: bool) -> int:
-    """Asks the job that saves in a directory for its next step, and waits for it; returns 1 if that takes longer."""
+    """Asks the job that saves there for its next step, and waits for it; returns 1 if that takes longer."""
     path, local = resolve(directory)
     refuse_no_directory(path, local)
     backend, deadline = backend_of(local), time.monotonic() + wait_secs
@@ -245,24 +238,21 @@ def save_now(directory: str, *, wait_secs: float, as_json: bool) -> int:
 
 
 def collect_garbage(directory: str, *, dry_run: bool, as_json: bool) -> int:
-    """Deletes what dead writers left, and finishes what they had committed or begun to delete; or only prints the names."""
+    """Deletes what dead writers left, and finishes what they had begun; or only prints the names."""
     text, local = resolve(directory)
     refuse_no_directory(text, local)
     names = backend_of(local).clean(text, only_look=dry_run)
     if as_json:
         print_json({"directory": text, "deleted": not dry_run, "names": names})
         return 0
-    for name in names:
-        say(name)
     done = "would be removed" if dry_run else "removed"
-    say(f"{len(names)} {done}" if names else "nothing to remove")
+    for line in (*names, f"{len(names)} {done}" if names else "nothing to remove"):
+        say(line)
     return 0
 
 
 def copy_checkpoint(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> int:
-    """The number of bytes of a checkpoint that was copied, and verified before; it appears whole at ``target``, where nothing may
-    be. The copy has the token of the source, so ``same_save`` knows it. One data file is in memory at a time.
-    """
+    """Copies a checkpoint, one data file at a time, after every byte is verified; the copy keeps its token. Returns its size."""
     opened = open_checkpoint(source)
     if not isinstance(opened, NativeCheckpoint):
         raise CheckpointError(
@@ -273,10 +263,8 @@ def copy_checkpoint(source: str | os.PathLike[str], target: str | os.PathLike[st
     report = verify(source)
     if not report.ok:
         raise CheckpointCorrupt(f"{opened.path} was not copied: {report.problems[0]}")
-    text, local = resolve(target)
-    backend = backend_of(local)
-    token = opened.record.token
-    with backend.begin(text, overwrite=False, durable=True, token=token) as attempt:
+    (text, local), token = resolve(target), opened.record.token
+    with backend_of(local).begin(text, overwrite=False, durable=True, token=token) as attempt:
         with opened.held():
             copied_bytes = sum(_copy_file(opened, name, attempt) for name in opened.record.files)
         small = attempt.small_files()
@@ -287,7 +275,7 @@ def copy_checkpoint(source: str | os.PathLike[str], target: str | os.PathLike[st
 
 
 def same_save(one: str, other: str) -> bool:
-    """Whether two checkpoints come from one save, each whole as far as its record says; raises what ``load`` does if there is none."""
+    """Whether two checkpoints come from one save, as their records say; raises what ``load`` does if there is none."""
     both = [open_checkpoint(path) for path in (one, other)]
     known = all(isinstance(opened, NativeCheckpoint) for opened in both)
     return known and both[0].attempt == both[1].attempt
@@ -296,12 +284,9 @@ def same_save(one: str, other: str) -> bool:
 def _copy_file(opened: NativeCheckpoint, name: str, attempt: Attempt) -> int:
     """Copies one file; returns its size."""
     expected = opened.record.files[name]
-    data = opened.read_unverified(name, expected.size_bytes)
-    if (
-        data is None
-        or len(data) != expected.size_bytes
-        or not (expected.data or zlib.crc32(data) == expected.crc32)
-    ):
+    data = opened.read_unverified(name, expected.size_bytes) or b""
+    unchanged = expected.data or zlib.crc32(data) == expected.crc32
+    if len(data) != expected.size_bytes or not unchanged:
         raise CheckpointCorrupt(f"{opened.path}: {name} changed while it was copied", file=name)
     if "/d/" not in name or opened.record.is_users(name):
         attempt.write(name, data)
@@ -326,20 +311,18 @@ def list_runs(directory: str, *, as_json: bool) -> int:
     root, runs = _runs(directory)
     if as_json:
         print_json({"directory": root, "runs": [asdict(run) for run in runs]})
-        return 0
-    if not runs:
+    elif runs:
+        names = ("run", "last used", "size", "processes", "steps", "state")
+        console().print(table(root, names, list(map(_cells, runs))))
+    else:
         say(f"{root}: no runs of ckpt")
-        return 0
-    names = ("run", "last used", "size", "processes", "steps", "state")
-    console().print(table(root, names, list(map(_cells, runs))))
     return 0
 
 
 def _cells(run: LocalRun) -> list[str | Text]:
     names = filter(None, (os.path.basename(run.path), run.persistent))
-    name = Text("\n".join(map(one_line, names)))
+    name, used = Text("\n".join(map(one_line, names))), time_of(run.used_unix_secs)
     state = ("in use" if run.in_use else "ended") + ("" if run.mine else ", of another user")
-    used = when(run.used_unix_secs)
     return [name, used, size(run.size_bytes), str(run.processes), _steps(run), state]
 
 
@@ -361,31 +344,28 @@ def remove_runs(
     known = {os.path.basename(run.path): run for run in runs}
     for name in names:
         if name not in known:
-            raise CheckpointNotFound(
-                f"{root} has no run {name!r}; it has {', '.join(known) or 'no runs'}"
-            )
-        if known[name].in_use:
-            raise CheckpointError(
-                f"{known[name].path} is in use by a run that lives: nothing was removed"
-            )
+            there = ", ".join(known) or "no runs"
+            raise CheckpointNotFound(f"{root} has no run {name!r}; it has {there}")
+        if (run := known[name]).in_use:
+            raise CheckpointError(f"{run.path} is in use by a run that lives: nothing was removed")
     chosen = [run for name, run in known.items() if not run.in_use and (name in names or not names)]
     for run in chosen:
         of = f" of {run.persistent}" if run.persistent else ""
-        used = f"steps {_steps(run)}, last used {when(run.used_unix_secs)}"
+        used = f"steps {_steps(run)}, last used {time_of(run.used_unix_secs)}"
         say(f"{run.path}{of}: {size(run.size_bytes)}, {used}")
-    what = counted(len(chosen), "run", "runs")
+    what = counted(len(chosen), "run")
     if not chosen or (not yes and not agreed(f"what {what} left here")):
         say("nothing was removed")
         return 1 if chosen else 0
     stays: list[str] = []
     for run in chosen:
+        why = "somebody uses it now, or there is more than ckpt wrote"
         try:
-            why = (
-                "" if remove_run(run) else "somebody uses it now, or there is more than ckpt wrote"
-            )
+            if remove_run(run):
+                continue
         except OSError as error:
             why = str(error)
-        stays += [f"{run.path} stays: {why}"] if why else []
+        stays.append(f"{run.path} stays: {why}")
     say(f"{len(chosen) - len(stays)} of {what} removed")
     for text in stays:
         say(text)

@@ -1,4 +1,4 @@
-"""``ckpt export``, ``import`` and ``report``, which write files; they import what reads and writes arrays when they run."""
+"""``ckpt export``, ``import`` and ``report``; they import what reads and writes arrays when they run."""
 
 from __future__ import annotations
 
@@ -10,18 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from ckpt_core._errors import CheckpointError, CheckpointExists
-from ckpt_core.cli._shared import (
-    Json,
-    Only,
-    Place,
-    Prefix,
-    Rules,
-    counted,
-    print_json,
-    progress,
-    say,
-    size,
-)
+from ckpt_core._words import counted, size
+from ckpt_core.cli._shared import Json, Only, Place, Prefix, Rules, print_json, progress, say
 
 _ENDINGS: dict[str, str] = {
     **dict.fromkeys(("", ".safetensors"), "safetensors"),
@@ -182,7 +172,7 @@ def report(
             damaged = sum(step.state == "damaged" for step in found.steps)
             wrong = f", {damaged} damaged" if damaged else ""
             wrong += f", {found.unread} cannot be read" if found.unread else ""
-            what = counted(len(found.steps), "step", "steps") if found.is_run else "one checkpoint"
+            what = counted(len(found.steps), "step") if found.is_run else "one checkpoint"
             print(f"{output}: {size(len(text))}, {what}{wrong}")
     return 1 if found.is_damaged or found.unread else 0
 

@@ -24,12 +24,13 @@ from ckpt_core._run.lease import OWNER_FILE
 from ckpt_core._save import save
 from ckpt_core._saved import refuse_file_for_steps
 from ckpt_core._storage import backend_of
-from ckpt_core.cli._shared import console, one_line, print_json, size
+from ckpt_core._words import pairs, size
+from ckpt_core.cli._shared import console, one_line, print_json
 from ckpt_core.cli._steps import steps_in, strays_as_text
 
 
 def doctor(directory: str, *, devices: bool, mib: int, step_bytes: int, as_json: bool) -> int:
-    """Prints what was measured and found, and how many steps of ``step_bytes`` fit; returns 1 if there is a problem."""
+    """Prints what was measured and found, and how many steps fit; returns 1 if there is a problem."""
     text, local = resolve(directory)
     versions = _doctor.installed()
     place, findings = _place(text, local, mib * MIB, step_bytes)
@@ -105,7 +106,7 @@ def _print(
         print(words.fill(f"{name:<10}{one_line(text)}"))
 
     line("system", f"{facts['system']}, {facts['cpus']} CPUs, Python {facts['python']}")
-    line("packages", ", ".join(f"{name} {have}" for name, have in facts["versions"].items()))
+    line("packages", pairs(facts["versions"]))
     if "devices" in facts:
         line("devices", "; ".join(facts["devices"]))
     speed = ""

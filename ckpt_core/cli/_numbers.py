@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.columns import Columns
@@ -13,18 +13,8 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-from ckpt_core._words import in_order
-from ckpt_core.cli._shared import (
-    Json,
-    Newest,
-    Only,
-    console,
-    counted,
-    escape,
-    print_json,
-    say,
-    size,
-)
+from ckpt_core._words import counted, in_order, size
+from ckpt_core.cli._shared import Json, Newest, Only, console, escape, print_json, say
 
 if TYPE_CHECKING:
     from ckpt_core._look.difference import Difference, LeafDifference
@@ -59,21 +49,26 @@ def diff(
 def _print_difference(found: Difference, limit: int) -> None:
     out = console()
     out.print(f"[bold]A[/bold] {escape(found.a)}\n[bold]B[/bold] {escape(found.b)}")
+    same = counted(len(found.leaves) - len(found.changed), "leaf is", "leaves are")
+    summary = f"{same} the same bit for bit, {len(found.changed)} differ"
     for side, names in (("A", found.only_a), ("B", found.only_b)):
         lines = [f"only in {side}: {name}" for name in names]
         _print_first(lines, limit, f"more that only {side} has")
-    lines = [f"{_place(node.item, node.path)}: {node.a} -> {node.b}" for node in found.structure]
+        summary += f", {len(names)} only in {side}" if names else ""
+    lines = [f"{_place(node)}: {node.a} -> {node.b}" for node in found.structure]
     _print_first(lines, limit, "containers more")
-    for name, same in found.others.items():
-        how = {True: "the same", False: "differs", None: "is there on both sides; not compared"}
-        say(f"item {name}: {how[same]}")
+    if lines:
+        summary += f"; {counted(len(lines), 'container differs', 'containers differ')}"
+    how = {True: "the same", False: "differs", None: "is there on both sides; not compared"}
+    for name, is_same in found.others.items():
+        say(f"item {name}: {how[is_same]}")
     if not found.metadata:
         say("metadata differ")
     columns = ("changed", "largest", "rms", "relative", "cosine", "NaN, Inf")
     _print_rows("A -> B", columns, list(map(_row, found.changed[:limit])), out)
     if len(found.changed) > limit:
         say(f"and {len(found.changed) - limit} leaves more: --limit shows more")
-    out.print(_summary(found))
+    out.print(summary)
 
 
 def _print_first(lines: Sequence[str], limit: int, what: str) -> None:
@@ -93,18 +88,8 @@ def _newest(path: str) -> str:
     return steps.path(steps.all()[-1])
 
 
-def _summary(found: Difference) -> str:
-    same = len(found.leaves) - len(found.changed)
-    text = f"{counted(same, 'leaf is', 'leaves are')} the same bit for bit, {len(found.changed)} differ"
-    alone = (("A", found.only_a), ("B", found.only_b))
-    text += "".join(f", {len(names)} only in {side}" for side, names in alone if names)
-    if found.structure:
-        text += f"; {counted(len(found.structure), 'container differs', 'containers differ')}"
-    return text
-
-
 def _row(leaf: LeafDifference) -> Row:
-    name = escape(_place(leaf.item, leaf.path))
+    name = escape(_place(leaf))
     what = escape(leaf.a if leaf.a == leaf.b else f"{leaf.a} -> {leaf.b}")
     if leaf.kind in ("shape", "text"):
         return name, what, [""] * 6
@@ -120,7 +105,7 @@ def _row(leaf: LeafDifference) -> Row:
 
 
 def _print_rows(what: str, columns: Sequence[str], rows: Sequence[Row], out: Console) -> None:
-    """The rows as one table; on a narrow console some lines for each, with the names of its numbers."""
+    """The rows as a table; on a narrow console some lines for each, which name its numbers."""
     if out.width < _WIDE_COLUMNS:
         for name, kind, numbers in rows:
             pairs = zip(columns, numbers, strict=True)
@@ -139,8 +124,8 @@ def _print_rows(what: str, columns: Sequence[str], rows: Sequence[Row], out: Con
         out.print(table)
 
 
-def _place(item: str, path: str) -> str:
-    return "/".join(part for part in (item, path) if part not in ("", "(root)"))
+def _place(one: Any) -> str:
+    return "/".join(part for part in (one.item, one.path) if part not in ("", "(root)"))
 
 
 def stats(path: Newest, only: Only = None, as_json: Json = False) -> int:
@@ -166,7 +151,7 @@ def stats(path: Newest, only: Only = None, as_json: Json = False) -> int:
                 *(f"[red]{count:,}[/red]" if count else "" for count in bad),
             ]
         what = escape(f"{leaf.dtype}{list(leaf.shape)}")
-        rows.append((escape(_place(leaf.item, leaf.path)), what, [size(leaf.size_bytes), *numbers]))
+        rows.append((escape(_place(leaf)), what, [size(leaf.size_bytes), *numbers]))
     out = console()
     if chosen != path:
         say(f"{chosen}, the newest step")

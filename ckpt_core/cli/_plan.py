@@ -1,54 +1,32 @@
 """``ckpt plan``: the interval between saves that loses least time, from what saves cost and how often machines fail.
 
-The first-order optimum is Young's (1974): sqrt(2 * cost * time between failures). The costs here are those of asynchronous
-saves: training stands still for a moment, then runs slower while the save is written; and a failure during that write falls
-back to the step before it, so that half of an interval *and* one write are redone on average.
+Young's optimum (1974) is sqrt(2 * cost * time between failures). An asynchronous save stops training for a moment, then slows
+it while it is written; a failure redoes half of an interval *and* one write on average.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.table import Table
 
-from ckpt_core.cli._shared import (
-    Json,
-    Mib,
-    bytes_option,
-    console,
-    counted,
-    escape,
-    print_json,
-    say,
-    size,
-)
-
-if TYPE_CHECKING:
-    from ckpt_core._doctor import Disk, Store
+from ckpt_core._words import counted, size
+from ckpt_core.cli._shared import Json, Mib, Root, bytes_option, console, escape, print_json, say
 
 
 def plan(
     state_bytes: Annotated[int, bytes_option("Of each host: a number, or as 16GB, 1.5GiB.")],
     step_secs: Annotated[float, typer.Option(min=1e-6, max=1e6, help="Of one training step.")],
     mtbf_hours: Annotated[
-        float,
-        typer.Option(
-            "--mtbf", min=1e-3, max=1e6, help="Mean hours between failures of the whole job."
-        ),
+        float, typer.Option("--mtbf", min=1e-3, max=1e6, help="Mean hours between job failures.")
     ],
-    directory: Annotated[
-        str, typer.Argument(help="Where checkpoints will be: a directory or URL.")
-    ] = ".",
-    local: Annotated[
-        str | None, typer.Option(help="The fast directory before it, if there is one.")
-    ] = None,
+    directory: Root = ".",
+    local: Annotated[str | None, typer.Option(help="A fast directory before it.")] = None,
     lost_hosts: Annotated[
-        float,
-        typer.Option(
-            min=0.001, max=0.999, help="Share of failures that take the fast directory with them."
-        ),
+        float, typer.Option(min=1e-3, max=0.999, help="Share of failures that lose that directory.")
     ] = 0.5,
     start_secs: Annotated[
         float, typer.Option(min=0, max=1e6, help="From a failure to the restore.")
@@ -72,16 +50,14 @@ def plan(
     tiers: list[_Tier] = []
     for place, share in shares.items():
         speed = probe(*resolve(place), probe_bytes)
-        write_secs = state_bytes / speed.write_bytes_per_sec
-        restore_secs = start_secs + state_bytes / speed.read_bytes_per_sec
+        rates = {name: getattr(speed, name) for name in _RATES}
+        write_secs, read_secs = (state_bytes / rate for rate in rates.values())
         # what the fast directory has is uploaded from there, without stopping training again
         blocking_secs = 0.0 if tiers else state_bytes / copies
-        cost_secs = blocking_secs + slowdown * write_secs
-        per_sec = share / failure_secs
-        tiers.append(
-            _Tier(place, speed, blocking_secs, write_secs, cost_secs, restore_secs, per_sec)
-        )
-    found = _best(tiers, step_secs)
+        cost_secs, restore_secs = blocking_secs + slowdown * write_secs, start_secs + read_secs
+        secs = (blocking_secs, write_secs, cost_secs, restore_secs)
+        tiers.append(_Tier(place, rates, *secs, share / failure_secs))
+    found = min(_intervals(tiers, step_secs), key=lambda one: sum(tier["lost"] for tier in one))
     facts = {
         "directory": directory,
         "local": local,
@@ -103,11 +79,14 @@ def plan(
     return 0
 
 
+_RATES = ("write_bytes_per_sec", "read_bytes_per_sec")
+
+
 class _Tier(NamedTuple):
     """One place for checkpoints."""
 
     name: str
-    speed: Disk | Store
+    rates: dict[str, float]
     blocking_secs: float  # a save stops training for this long
     write_secs: float  # from then on, until the step is committed
     cost_secs: float  # training time that one save takes away
@@ -121,35 +100,23 @@ class _Tier(NamedTuple):
             "redone": self.failures_per_sec * (secs / 2 + self.write_secs),
             "restoring": self.failures_per_sec * self.restore_secs,
         }
-        rates = {
-            "write_bytes_per_sec": self.speed.write_bytes_per_sec,
-            "read_bytes_per_sec": self.speed.read_bytes_per_sec,
-        }
-        total = sum(lost.values())
-        return {"name": self.name, "steps": steps, "secs": secs, **lost, "lost": total, **rates}
+        facts = {"name": self.name, "steps": steps, "secs": secs, **lost}
+        return {**facts, "lost": sum(lost.values()), **self.rates}
 
 
-def _best(tiers: list[_Tier], step_secs: float) -> list[dict[str, Any]]:
-    """The intervals that lose least time, of one tier or of two; the second takes every n-th save of the first."""
+def _intervals(tiers: list[_Tier], step_secs: float) -> Iterator[list[dict[str, Any]]]:
+    """What is lost near Young's optimum, if the second of two tiers takes every n-th save."""
     # n in steps of 5 %: between two of them the loss changes by less than a thousandth
-    every = sorted({round(1.05**power) for power in range(190)}) if len(tiers) > 1 else [1]
-    found = (
-        [tier.lost(steps * n, steps * n * step_secs) for tier, n in pairs]
-        for pairs in (list(zip(tiers, (1, n), strict=False)) for n in every)
-        for steps in _candidates(pairs, step_secs)
-    )
-    return min(found, key=lambda intervals: sum(one["lost"] for one in intervals))
-
-
-def _candidates(tiers: list[tuple[_Tier, int]], step_secs: float) -> set[int]:
-    """Whole numbers of steps beside Young's optimum, if each tier takes every n-th save."""
-    cost_secs = sum(tier.cost_secs / n for tier, n in tiers)
-    redone_per_sec = sum(tier.failures_per_sec * n for tier, n in tiers)
-    near = math.sqrt(2 * cost_secs / redone_per_sec) / step_secs
-    # one save is written at a time: with a shorter interval training would wait for the last one
-    busy_secs = max((tier.blocking_secs + tier.write_secs) / n for tier, n in tiers)
-    least = max(1, math.ceil(busy_secs / step_secs))
-    return {max(least, math.floor(near)), max(least, math.ceil(near))}
+    for n in sorted({round(1.05**power) for power in range(190)}) if len(tiers) > 1 else [1]:
+        pairs = list(zip(tiers, (1, n), strict=False))
+        cost_secs = sum(tier.cost_secs / n for tier, n in pairs)
+        redone_per_sec = sum(tier.failures_per_sec * n for tier, n in pairs)
+        near = math.sqrt(2 * cost_secs / redone_per_sec) / step_secs
+        # one save is written at a time: with a shorter interval training would wait for the last one
+        busy_secs = max((tier.blocking_secs + tier.write_secs) / n for tier, n in pairs)
+        least = max(1, math.ceil(busy_secs / step_secs))
+        for steps in {max(least, math.floor(near)), max(least, math.ceil(near))}:
+            yield [tier.lost(steps * n, steps * n * step_secs) for tier, n in pairs]
 
 
 def _print(facts: dict[str, Any], host_rate: str) -> None:
@@ -160,8 +127,8 @@ def _print(facts: dict[str, Any], host_rate: str) -> None:
     names = ("directory", "write", "read", "save every", "saving", "redone", "restoring")
     table = Table(*names, box=None)
     for one in facts["tiers"]:
-        rates = (f"{size(one[f'{name}_bytes_per_sec'])}/s" for name in ("write", "read"))
-        every = f"{counted(one['steps'], 'step', 'steps')} ({_time(one['secs'])})"
+        rates = (f"{size(one[name])}/s" for name in _RATES)
+        every = f"{counted(one['steps'], 'step')} ({_time(one['secs'])})"
         lost = (f"{one[name]:.2%}" for name in ("saving", "redone", "restoring"))
         table.add_row(escape(one["name"]), *rates, every, *lost)
     console().print(table)

@@ -1,4 +1,4 @@
-"""Arguments that several commands have, and their output: sizes and times for people, JSON for programs."""
+"""Arguments that several commands have, and their output: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ckpt_core._errors import StructureMismatch
 from ckpt_core._format.plain_json import strict_json
-from ckpt_core._words import size as size, time_of
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
@@ -29,23 +27,13 @@ def console() -> Console:
 
 
 def one_line(text: str) -> str:
-    """Text with control characters and line breaks spelled out: a name in a file must not steer the terminal, nor begin a line."""
+    """Text with control characters spelled out: a name in a file must not steer the terminal, nor begin a line."""
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def say(text: str) -> None:
     """Prints a text as one line, which the terminal alone may wrap."""
     print(one_line(text))
-
-
-def message_of(error: Exception) -> str:
-    """The message of an error, for a terminal: of several lines only where each has a mismatch."""
-    text = str(error)
-    if not isinstance(error, StructureMismatch):
-        return one_line(text)
-    for mismatch in error.mismatches:
-        text = text.replace(str(mismatch), one_line(str(mismatch)))
-    return "\n".join(map(one_line, text.split("\n")))
 
 
 def escape(text: str) -> str:
@@ -70,11 +58,9 @@ def table(title: str, names: Sequence[str], rows: Sequence[Sequence[str | Text]]
 
 @contextlib.contextmanager
 def progress(text: str) -> Generator[Callable[[str], None]]:
-    """A function that shows how far something is, in place of the text before, if there is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    with Console(stderr=True).status(escape(text)) as status:
+    """A function that shows a text in place of the one before, if there is a terminal."""
+    errors = Console(stderr=True, force_terminal=sys.stderr.isatty())
+    with errors.status(escape(text)) as status:
         yield lambda line: status.update(escape(line))
 
 
@@ -83,26 +69,11 @@ def print_json(value: Any) -> None:
     print(strict_json(value))
 
 
-def when(unix_secs: float | None) -> str:
-    """Local time to the second; empty if it is unknown."""
-    return "" if unix_secs is None else time_of(unix_secs)
-
-
-def counted(count: int, one: str, many: str) -> str:
-    """``1 leaf``, ``2 leaves``."""
-    return f"{count} {one if count == 1 else many}"
-
-
-def metric(value: Any) -> str:
-    """A metric with few digits; other libraries may store any type."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return f"{value:g}" if number else str(value)
-
-
 Json = Annotated[
     bool,
     typer.Option("--json", help="Machine-readable output; NaN and infinities are strings in it."),
 ]
+Root = Annotated[str, typer.Argument(help="Where checkpoints are, or will be: a directory or URL.")]
 Place = Annotated[str, typer.Argument(help="A checkpoint, or a directory of steps.")]
 Newest = Annotated[
     str, typer.Argument(help="A checkpoint; of a directory of steps, the newest. Of any format.")
@@ -127,10 +98,10 @@ Mib = Annotated[int, typer.Option("--mib", min=1, help="Write and read so much."
 def bytes_of(given: str | int) -> int:
     """``16GB`` is 16,000,000,000 and ``1.5GiB`` 1,610,612,736; a plain number is bytes."""
     text = str(given)
-    found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgtp]?)(i?)(?:b(?:/s)?)?\s*", text.lower())
+    form = r"\s*([0-9.]+(?:e[0-9]+)?)\s*(?:([kmgtp])(i?))?(?:b(?:/s)?)?\s*"
     number = math.nan
-    if found is not None and (found[2] or not found[3]):
-        power = "kmgtp".index(found[2]) + 1 if found[2] else 0
+    if found := re.fullmatch(form, text.lower()):
+        power = "-kmgtp".index(found[2] or "-")
         with contextlib.suppress(ValueError):
             number = float(found[1]) * (1024 if found[3] else 1000) ** power
     if not (math.isfinite(number) and number >= 1):

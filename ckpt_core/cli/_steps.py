@@ -11,17 +11,11 @@ from typing import Any
 from rich.text import Text
 
 from ckpt_core._directory import StepNames, Trace, is_locked, read_run_metadata, resolve, traces
-from ckpt_core._errors import (
-    CheckpointCorrupt,
-    CheckpointError,
-    CheckpointExists,
-    CheckpointNotFound,
-    NewerFormat,
-)
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, NewerFormat
 from ckpt_core._options import Options
 from ckpt_core._results import CheckpointInfo
 from ckpt_core._run.lease import OWNER_FILE, Lease
-from ckpt_core._run.retention import DAMAGED, RETIRED, Retention
+from ckpt_core._run.retention import DAMAGED, RETIRED, Disk
 from ckpt_core._run.steps import (
     Steps,
     open_run_directory,
@@ -31,7 +25,8 @@ from ckpt_core._run.steps import (
 )
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import describe_opened, inspect
-from ckpt_core.cli._shared import console, escape, metric, print_json, say, size, table, when
+from ckpt_core._words import pairs, size, time_of
+from ckpt_core.cli._shared import console, escape, print_json, say, table
 
 _DEEPEST = 2
 """If a directory has no steps, look for steps this many levels below it."""
@@ -50,11 +45,10 @@ def is_run(path: str) -> bool:
 
 def _is_one(path: str) -> bool:
     text, local = resolve(path)
-    try:
+    with contextlib.suppress(FileExistsError):
         refuse_one_checkpoint(backend_of(local), text, local)
-    except CheckpointExists:
-        return True
-    return False
+        return False
+    return True
 
 
 def list_steps(
@@ -86,12 +80,11 @@ def list_steps(
         print_json(content)
     else:
         _print(content)
-        if beside:
-            say(_of(beside))
-        for text in strays_as_text(content["strays"]):
+        below = [_of(beside)] if beside else []
+        below += strays_as_text(content["strays"])
+        below += [f"no checkpoint in {', '.join(map(steps.names.name, empty))}"] if empty else []
+        for text in below:
             say(text)
-        if empty:
-            say(f"no checkpoint in {', '.join(map(steps.names.name, empty))}")
     return 1 if any(row["problem"] for row in rows) else 0
 
 
@@ -104,8 +97,8 @@ def _print(content: Mapping[str, Any]) -> None:
         return
     foreign = any(row.get("written_by", "ckpt") != "ckpt" for row in rows)
     names = ("step", "saved", "arrays", "on disk", "items", "metrics", "written by")
-    cells = [_cells(row)[: None if foreign else -1] for row in rows]
-    out.print(table(content["directory"], names[: len(cells[0])], cells))
+    shown = names if foreign else names[:-1]
+    out.print(table(content["directory"], shown, list(map(_cells, rows))))
     if len(rows) > 1 and content["disk_bytes"]:
         out.print(f"{size(content['disk_bytes'])} on disk together", style="dim italic")
     for row in rows:
@@ -119,10 +112,10 @@ def _cells(row: Mapping[str, Any]) -> list[str | Text]:
     if row["problem"]:
         problem = Text(f"{_state(row)}: see below", "red")
         return [str(row["step"]), "", "", on_disk, problem, "", ""]
-    metrics = ", ".join(f"{name} {metric(value)}" for name, value in row["metrics"].items())
     items = ", ".join(name or "(a bare tree)" for name in row["items"])
-    saved, arrays = when(row["created_unix_secs"]), size(row["array_bytes"])
-    return [str(row["step"]), saved, arrays, on_disk, items, metrics, row["written_by"]]
+    saved, arrays = time_of(row["created_unix_secs"]), size(row["array_bytes"])
+    metrics, writer = pairs(row["metrics"]), row["written_by"]
+    return [str(row["step"]), saved, arrays, on_disk, items, metrics, writer]
 
 
 def _state(row: Mapping[str, Any]) -> str:
@@ -130,7 +123,7 @@ def _state(row: Mapping[str, Any]) -> str:
 
 
 def strays_as_text(strays: Mapping[int, int]) -> Iterator[str]:
-    """A sentence for the steps of another history than that of the ones before them; see ``history.strays``."""
+    """A sentence for steps of another history than the ones before them; see ``history.strays``."""
     for parent in dict.fromkeys(strays.values()):
         steps = [step for step in strays if strays[step] == parent]
         verb = "continues" if len(steps) == 1 else "continue"
@@ -143,16 +136,15 @@ def of_steps(steps: Sequence[int]) -> str:
 
 
 def retire(run: Steps, steps: Sequence[int]) -> str:
-    """Moves steps of a run to ``retired``, in a bucket deletes them, all or none; says so. CheckpointError beside a writer that lives."""
+    """Moves steps to ``retired``, in a bucket deletes them, all or none; CheckpointError beside a writer that lives."""
     directory = open_run_directory(run.directory, run.names, Options(), False)
     if directory.local and is_locked(f"{directory.path}/{OWNER_FILE}"):
         raise CheckpointError(f"{directory.path}: a run is writing there: nothing of it is retired")
-    retention = Retention(directory, None, Lease(directory.path, directory.backend))
-    retention.finish(run.look().run)
-    listing = run.look()
-    removals = retention.removals_of(steps, listing, RETIRED if directory.local else None)
-    retention.refuse_read(removals)
-    retention.remove(removals, listing.run, listing.run)
+    disk = Disk(directory, None, Lease(directory.path, directory.backend))
+    listing = disk.look()
+    removals = disk.removals_of(steps, listing, RETIRED if directory.local else None)
+    disk.refuse_read(removals)
+    disk.remove(removals, listing)
     how = f"moved to {directory.path}/{RETIRED}" if directory.local else "deleted"
     return f"{of_steps(steps)} {how}"
 
@@ -212,29 +204,24 @@ def files_of(path: str) -> Inodes:
 
 
 def _hint(directory: str) -> str:
+    """What to call for a directory without steps: it is a checkpoint, or some are in one below it."""
     with contextlib.suppress(CheckpointError, OSError):
         inspect(directory)
         return f"; it is a checkpoint itself: ckpt show {directory}"
-    deeper = _deeper(directory)
-    return f"; there are some in {deeper}: ckpt ls {deeper}" if deeper else ""
-
-
-def _deeper(directory: str) -> str | None:
-    """The nearest directory below this one that has steps; None if there is none."""
     backend, level = backend_of(resolve(directory)[1]), [directory]
     for _ in range(_DEEPEST):
         level = [f"{one}/{name}" for one in level for name in sorted(backend.children(one))]
         for path in level:
             if steps_in(path).latest() is not None:
-                return path
-    return None
+                return f"; there are some in {path}: ckpt ls {path}"
+    return ""
 
 
 def _of(beside: list[Trace]) -> str:
     """A line about each entry beside the steps: what it is, its owner, its age."""
     words: dict[str, list[str]] = {}
     for trace in beside:
-        text, since = trace.name, f"since {when(trace.since_unix_secs)}"
+        text, since = trace.name, f"since {time_of(trace.since_unix_secs)}"
         if trace.kind == "unfinished":
             text += f" ({trace.whose}, {since})"
         elif trace.kind == "writer":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -94,50 +94,38 @@ def import_weights(
         raise CheckpointError(f"format={format!r}: it must be one of {', '.join(FORMATS)}")
     if split == "":
         raise CheckpointError("split= must be a text at which names are cut, such as '.'")
-    asked = Arrangement(only, rules_from(rules or ()), rename, split, like)
+    asked = (only, rules_from(rules or ()) or None, rename, split, like)
     found_format = format or format_of(where)
     with opened(where, found_format, item, chosen) as (items, own_metadata):
-        trees = [name for name, value in items.items() if isinstance(value, FlatTree)]
-        if asked.changes and len(trees) != 1:
+        trees = {name: value for name, value in items.items() if isinstance(value, FlatTree)}
+        if any(one is not None for one in asked) and len(trees) != 1:
             raise CheckpointError(
                 f"{where} has several items: say with item= whose names are changed, of {', '.join(trees) or 'none'}"
             )
-        arranging = {
-            name: arranged(value, asked, where) if isinstance(value, FlatTree) else value
-            for name, value in items.items()
-        }
-        single = item is None and list(arranging) == [""]
+        trees = {name: _arranged(tree, where, *asked) for name, tree in trees.items()}
+        slots = [leaf for tree in trees.values() for leaf in tree.leaves if isinstance(leaf, Slot)]
+        total = sum(slot.spec.stored_bytes for slot in slots)
+        operation = Operation("import", str(target), None, None, chosen.on_event, total_bytes=total)
+        single = item is None and list(items) == [""]
         fields = RecordFields(single, own_metadata if metadata is None else metadata)
         with writer_of(target, fields, overwrite=overwrite, options=chosen) as writer:
-            _write(writer, arranging, item or "state", str(target), chosen)
+            for name, value in items.items():
+                if name in trees:
+                    _write(writer, name or item or "state", trees[name], operation)
+                else:
+                    writer.add(name or item or "state", value)
 
 
-def _write(
-    writer: CheckpointWriter, items: Mapping[str, Any], name: str, target: str, options: Options
-) -> None:
-    sources = [value for value in items.values() if isinstance(value, FlatTree)]
-    slots = [leaf for one in sources for leaf in one.leaves if isinstance(leaf, Slot)]
-    total = sum(slot.spec.stored_bytes for slot in slots)
-    operation = Operation("import", target, None, None, options.on_event, total_bytes=total)
-    for key, value in items.items():
-        if isinstance(value, FlatTree):
-            _write_tree(writer, key or name, value, operation)
-        else:
-            writer.add(key or name, value)
-
-
-def _write_tree(
-    writer: CheckpointWriter, name: str, source: FlatTree, operation: Operation
-) -> None:
+def _write(writer: CheckpointWriter, name: str, source: FlatTree, operation: Operation) -> None:
     """Writes arrays in batches, as they are read."""
     specs = list(map(spec_of, source.paths, source.leaves))
-    others = [n for n, leaf in enumerate(source.leaves) if not isinstance(leaf, Slot)]
-    texts = {n: to_text(source.leaves[n], specs[n]) for n in others if specs[n].kind in TEXT_KINDS}
+    slots = {n: leaf for n, leaf in enumerate(source.leaves) if isinstance(leaf, Slot)}
+    others = {n: leaf for n, leaf in enumerate(source.leaves) if n not in slots}
+    texts = {n: to_text(one, specs[n]) for n, one in others.items() if specs[n].kind in TEXT_KINDS}
     none = (None,) * len(specs)
     signature = TreeSignature(source.root, tuple(source.paths), tuple(specs), none, none)
     put = writer.declare(name, signature, texts)
-    put((n, to_host_array(source.leaves[n], specs[n])) for n in others if n not in texts)
-    slots = {n: leaf for n, leaf in enumerate(source.leaves) if isinstance(leaf, Slot)}
+    put((n, to_host_array(one, specs[n])) for n, one in others.items() if n not in texts)
     batch: list[tuple[int, Array]] = []
     held_bytes = 0
     last = next(reversed(slots), None)
@@ -155,42 +143,33 @@ def _write_tree(
 _Leaves = list[tuple[Path, Any]]
 
 
-@dataclass(frozen=True)
-class Arrangement:
-    """What the caller of an import asked for; see ``import_weights``."""
-
-    only: str | Iterable[str] | None = None
-    rules: tuple[Rule, ...] = ()
-    rename: Mapping[str, str] | Callable[[str], str] | None = None
-    split: str | None = None
-    like: Any = None
-
-    @property
-    def changes(self) -> bool:
-        """Whether anything is asked for."""
-        asked = (self.only, self.rules or None, self.rename, self.split, self.like)
-        return any(one is not None for one in asked)
-
-
-def arranged(source: FlatTree, asked: Arrangement, where: str) -> FlatTree:
-    """The source with the names, rules and tree that are asked for."""
+def _arranged(
+    source: FlatTree,
+    where: str,
+    only: str | Iterable[str] | None,
+    rules: Sequence[Rule] | None,
+    rename: Mapping[str, str] | Callable[[str], str] | None,
+    split: str | None,
+    like: Any,
+) -> FlatTree:
+    """The source with the names, rules and tree that the caller of an import asked for."""
     leaves = list(zip(source.paths, source.leaves, strict=True))
-    if asked.only is not None:
-        leaves = _selected(leaves, asked.only, where)
+    if only is not None:
+        leaves = _selected(leaves, only, where)
     for _, leaf in leaves:
         if isinstance(leaf, Slot) and leaf.refused is not None:
             raise leaf.refused
-    if not asked.changes:
+    if all(one is None for one in (only, rules, rename, split, like)):
         return source
     target = None
-    if asked.like is not None:
-        target = flatten(asked.like, expand=_adapters.expander(stored=True), saving=True)
-    if asked.rules:
-        leaves = _ruled(leaves, asked.rules, target, where)
-    if asked.rename is not None:
-        leaves = _renamed(leaves, asked.rename)
-    if asked.split is not None:
-        leaves = [(_split(path, asked.split, where), leaf) for path, leaf in leaves]
+    if like is not None:
+        target = flatten(like, expand=_adapters.expander(stored=True), saving=True)
+    if rules is not None:
+        leaves = _ruled(leaves, rules, target, where)
+    if rename is not None:
+        leaves = _renamed(leaves, rename)
+    if split is not None:
+        leaves = [(_split(path, split, where), leaf) for path, leaf in leaves]
     if target is not None:
         return _as_target(leaves, target, where)
     return flatten(_nested(leaves, where))
@@ -225,21 +204,20 @@ def _ruled(leaves: _Leaves, rules: Sequence[Rule], target: FlatTree | None, wher
     slots: list[Slot] = [slot for _, slot in arrays.values()]
     names, specs = [(name,) for name in arrays], [slot.spec for slot in slots]
     base = ExtentItem("state", "tree", paths=names, specs=specs, shardings=[None] * len(names))
-    if target is None:
-        results = [path for bound in bind(rules, arrays)[0] for path in bound.results]
-        paths: list[Path] = [tuple(path.split("/")) for path in results]
-        wanted: list[LeafSpec | None] = [None] * len(paths)
-    else:
+    bound, left = bind(rules, arrays)
+    paths: list[Path] = [tuple(path.split("/")) for one in bound for path in one.results]
+    wanted: list[LeafSpec | None] = [None] * len(paths)
+    if target is not None:
         paths = list(target.paths)
         wanted = [describe(leaf, path) for path, leaf in zip(paths, target.leaves, strict=True)]
     derived, problems = under_rules(base, rules, paths, wanted)
     if problems:
         raise StructureMismatch(problems, where=where)
-    left = set(bind(rules, arrays)[1])
+    unbound = set(left)
     found: _Leaves = [(path, leaf) for path, leaf in leaves if not isinstance(leaf, Slot)]
     for path, spec, recipe in zip(derived.paths, derived.specs, derived.recipes, strict=True):
         parts = [slots[part.leaf] for _, row in recipe.rows for part in row]
-        if (name := names[recipe.first][0]) in left:
+        if (name := names[recipe.first][0]) in unbound:
             found.append(arrays[name])
         else:
             found.append((path, Slot(spec, _put_together, (recipe, parts))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import zipfile
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import IO, Any
 
@@ -24,23 +24,21 @@ _FORMAT = Format(
 )
 
 
-@contextlib.contextmanager
-def opened(path: str) -> Generator[tuple[Any, Any]]:
-    """The arrays of a file, by name; each is checked against the archive's checksum as it is read."""
-    with open(path, "rb") as stream, contextlib.ExitStack() as stack:
-        tree: dict[str, Slot] = {}
-        with parsing(path):
-            archive: Any = stack.enter_context(np.load(stream, allow_pickle=False))
-            read = each(partial(_read, archive, path))
-            for member in archive.zip.namelist():
-                where = f"{path}: {member}"
-                if not member.endswith(_SUFFIX):
-                    raise UnsupportedLeaf(
-                        f"{where} is no array: leave it out of the file", leaf=where
-                    )
-                with archive.zip.open(member) as head:
-                    tree[member.removesuffix(_SUFFIX)] = Slot(_spec(head, where), read, member)
-        yield tree, None
+def opened(path: str, stack: contextlib.ExitStack) -> tuple[Any, Any]:
+    """The arrays of a file, by name; reading one checks the archive's checksum."""
+    # numpy leaves a file open that it has opened itself and cannot read
+    stream = stack.enter_context(open(path, "rb"))  # noqa: SIM115
+    tree: dict[str, Slot] = {}
+    with parsing(path):
+        archive: Any = stack.enter_context(np.load(stream, allow_pickle=False))
+        read = each(partial(_read, archive, path))
+        for member in archive.zip.namelist():
+            where = f"{path}: {member}"
+            if not member.endswith(_SUFFIX):
+                raise UnsupportedLeaf(f"{where} is no array: leave it out of the file", leaf=where)
+            with archive.zip.open(member) as head:
+                tree[member.removesuffix(_SUFFIX)] = Slot(_spec(head, where), read, member)
+    return tree, None
 
 
 def _spec(stream: IO[bytes], where: str) -> LeafSpec:

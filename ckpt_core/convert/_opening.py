@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import tempfile
 import zipfile
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
@@ -11,7 +13,12 @@ from typing import Any
 import numpy as np
 
 from ckpt_core._directory import kind_at
-from ckpt_core._errors import CheckpointError, CheckpointNotFound
+from ckpt_core._errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointNotFound,
+    UnsupportedLeaf,
+)
 from ckpt_core._format.safetensors import INDEX_SUFFIX, SUFFIX
 from ckpt_core._items import Json
 from ckpt_core._layout.regions import whole
@@ -28,18 +35,18 @@ from ckpt_core._saved import (
 )
 from ckpt_core._storage import new_context
 from ckpt_core._tree import FlatTree, flatten
-from ckpt_core._tree.leaves import TEXT_KINDS, to_host_array
-from ckpt_core.convert import _keras, _npz, _torch
+from ckpt_core._tree.leaves import TEXT_KINDS, leaf_spec, to_host_array
+from ckpt_core._words import in_order
+from ckpt_core.convert import _npz, _torch
 from ckpt_core.convert._source import Array, Slot, array_spec, each, library, parsing, with_slots
 
 
-@contextlib.contextmanager
-def _flax(path: str) -> Generator[tuple[Any, Any]]:
+def _flax(path: str, _: contextlib.ExitStack) -> tuple[Any, Any]:
     """What ``flax.serialization.to_bytes`` or ``msgpack_serialize`` wrote into a file."""
     flax: Any = library("flax.serialization", path)
     with open(path, "rb") as stream, parsing(path):
         tree = flax.msgpack_restore(stream.read())
-    yield with_slots(tree, _slot, f"{path}: "), None
+    return with_slots(tree, _slot, f"{path}: "), None
 
 
 def _slot(value: Any, where: str) -> Slot | None:
@@ -53,16 +60,107 @@ def _read(slot: Slot) -> Array:
     return to_host_array(np.asarray(slot.place), slot.spec)
 
 
+_WEIGHTS = "model.weights.h5"
+_SHARDS = ".weights.json"
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+
+
+def _keras(path: str, stack: contextlib.ExitStack) -> tuple[Any, Any]:
+    """The variables of a model, in the groups in which Keras stored them; its own files and its configuration stay behind."""
+    h5py = library("h5py", path)
+    metadata, files = None, {path: path}
+    if path.endswith(_SHARDS):
+        files = {file: file for file in _shards(path)}
+    elif zipfile.is_zipfile(path):
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ckpt-keras-"))
+        with parsing(path), zipfile.ZipFile(path) as archive:
+            if "metadata.json" in archive.namelist():
+                metadata = json.loads(archive.read("metadata.json"))
+            files = {archive.extract(_WEIGHTS, folder): path}
+    tree: dict[str, Any] = {}
+    for file, where in files.items():
+        with open(file, "rb") as stream:
+            if stream.read(len(_HDF5)) != _HDF5:
+                raise CheckpointCorrupt(f"{where}: damaged, or no HDF5", file=where)
+        with parsing(where):
+            _add(tree, stack.enter_context(h5py.File(file, "r")), where, "")
+    return tree, metadata
+
+
+def _shards(path: str) -> list[str]:
+    """The files that an index of ``save_weights(..., max_shard_size=)`` names; each must lie beside it."""
+    with parsing(path, f"{path}, an index of Keras"):
+        with open(path, encoding="utf-8") as stream:
+            places = json.load(stream)["weight_map"].values()
+        named = [name for one in places for name in (one if isinstance(one, list) else [one])]
+        if any(os.path.basename(name) != name for name in named):
+            raise ValueError("it names files elsewhere")
+    found = [os.path.join(os.path.dirname(path), name) for name in dict.fromkeys(named)]
+    missing = next((one for one in found if not kind_at(one)), None)
+    if missing is not None:
+        raise CheckpointCorrupt(f"{path}: {os.path.basename(missing)} is missing", file=missing)
+    return found
+
+
+def _add(tree: dict[str, Any], group: Any, file: str, path: str) -> None:
+    """Adds the datasets below a group to a tree; links to other files or groups are refused."""
+    h5py = library("h5py", file)
+    for name in sorted(group, key=in_order):
+        inside = f"{path}{name}"
+        at = f"{file}: {inside}"
+        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+            raise UnsupportedLeaf(
+                f"{at} is a link to elsewhere, which is not followed", leaf=inside, type_name="link"
+            )
+        found = group[name]
+        if not isinstance(found, h5py.Group):
+            if name in tree:
+                raise CheckpointCorrupt(f"{at} is in two files", file=file)
+            tree[name] = _dataset(found, at)
+        else:
+            below = tree.get(name, {})
+            _add(below, found, file, f"{inside}/")
+            if below:  # a group without weights, such as that of dropout, is nothing
+                tree[name] = below
+
+
+def _dataset(dataset: Any, where: str) -> Slot:
+    shape = getattr(dataset, "shape", None)  # a type has none, and an empty dataset None
+    if shape is None or dataset.external or dataset.is_virtual:
+        text = "a type, empty, or its values are in another file, which is not followed"
+        kind = "external" if shape is not None else type(dataset).__name__
+        raise UnsupportedLeaf(
+            f"{where} is no array of this file: {text}", leaf=where, type_name=kind
+        )
+    dtype = dataset.dtype
+    is_bfloat16 = str(dataset.attrs.get("dtype")) == "bfloat16" and dtype == np.dtype("V2")
+    if dtype.kind in "OSUV" and not is_bfloat16:
+        text = f"{where} holds {dtype}: a checkpoint holds numbers; leave it out with only="
+        refused = UnsupportedLeaf(text, leaf=where, type_name=str(dtype))
+        return Slot(leaf_spec("numpy", "uint8", ()), _read_dataset, refused=refused)
+    name = "bfloat16" if is_bfloat16 else dtype.name
+    return Slot(array_spec(name, shape, where), _read_dataset, (dataset, where))
+
+
+@each
+def _read_dataset(slot: Slot) -> Array:
+    dataset, where = slot.place
+    found = np.empty(slot.spec.stored_shape, slot.spec.numpy_dtype)
+    if found.size:
+        with parsing(where):
+            dataset.read_direct(found.view(dataset.dtype) if dataset.dtype.kind == "V" else found)
+    return found
+
+
 _READERS = {
     "npz": _npz.opened,
     "torch": _torch.opened,
     "dcp": _torch.opened_folder,
     "flax": _flax,
-    "keras": _keras.opened,
+    "keras": _keras,
 }
-"""What opens a file of a format that ``load`` does not take: gives its tree, and metadata."""
+"""What opens a file of a format that ``load`` does not take, until a stack ends: gives its tree, and metadata."""
 FORMATS = ("safetensors", *_READERS, "orbax")
-_HDF5 = b"\x89HDF\r\n\x1a\n"
 _NPY = b"\x93NUMPY"
 
 
@@ -71,11 +169,8 @@ def opened(
     where: str, format: str, item: str | None, options: Options
 ) -> Generator[tuple[dict[str, Any], Any]]:
     """The items of a source, trees of arrays flat, by name (empty if it is one state); and its metadata."""
-    if (
-        format == "safetensors"
-        and kind_at(where) == "file"
-        and not where.endswith((SUFFIX, INDEX_SUFFIX))
-    ):
+    is_named = where.endswith((SUFFIX, INDEX_SUFFIX))
+    if format == "safetensors" and not is_named and kind_at(where) == "file":
         raise CheckpointError(
             f"{where} holds safetensors, which are known by their name: rename it to {where}.safetensors"
         )
@@ -84,7 +179,8 @@ def opened(
         return
     if "://" in where:
         raise CheckpointError(f"{where}: {format} is read from a disk: copy it there first")
-    with _READERS[format](where) as (tree, metadata):
+    with contextlib.ExitStack() as stack:
+        tree, metadata = _READERS[format](where, stack)
         yield {"": flatten(tree)}, metadata
 
 
@@ -170,7 +266,7 @@ def _by_head(path: str, head: bytes) -> str | None:
         return "torch"  # as before 1.6
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**40:
         return "safetensors"
-    if head.startswith(_HDF5) or path.endswith(_keras.SHARDS_SUFFIX):
+    if head.startswith(_HDF5) or path.endswith(_SHARDS):
         return "keras"
     if head.startswith(_NPY) or path.endswith(".eqx"):
         raise CheckpointError(
@@ -188,7 +284,7 @@ def _by_members(path: str) -> str | None:
             names = archive.namelist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError):  # which its reader reports
         return "npz" if path.endswith(".npz") else "torch"
-    if _keras.WEIGHTS in names:
+    if _WEIGHTS in names:
         return "keras"
     if any(f"/{name}".endswith("/data.pkl") for name in names):
         return "torch"

@@ -1,4 +1,4 @@
-"""What all exports have in common, which tensors a checkpoint gives, one after the other; and the export as safetensors."""
+"""What all exports have in common, the tensors of a checkpoint one by one; and the export as safetensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ckpt_core._layout.regions import whole
 from ckpt_core._options import MIB, Options, checked_options
 from ckpt_core._read import Array, Want, read_leaves, with_specs
 from ckpt_core._saved import Checkpoint, OrbaxItem, SavedItem, open_checkpoint
-from ckpt_core._storage import StoreContext, new_context
+from ckpt_core._storage import new_context
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.leaves import LeafSpec, as_logical, dtype_from_name
 from ckpt_core._tree.match import positions_of
@@ -62,9 +62,7 @@ def outgoing(
     exclude: str | Iterable[str] | None,
     rules: Rules,
 ) -> Generator[tuple[list[Export], Arrays]]:
-    """The tensors of a checkpoint, those of large elements first, so that each is aligned; and each with its values. Which leaves
-    are written, and their names, is as for ``export_safetensors``.
-    """
+    """The tensors of a checkpoint, those of large elements first, so that each is aligned; and each with its values."""
     options = checked_options(options)
     opened = open_checkpoint(checkpoint, options)
     context = new_context()
@@ -79,9 +77,19 @@ def outgoing(
     paths = ["/".join(map(str, named[n])) for n in written]
     plan = exports(rules_from(rules or ()), paths, [saved.specs[n] for n in positions])
     plan.sort(key=lambda one: -dtype_from_name(one.dtype).itemsize)
-    arrays = _arrays(opened, saved, positions, plan, options, context)
-    with opened.held(), contextlib.closing(arrays):
-        yield plan, arrays
+    alike = itertools.groupby(plan, operator.attrgetter("leaves", "index"))
+    groups = [(leaves, index, list(made)) for (leaves, index), made in alike]
+    wants = [_want(saved, positions[leaf], index) for leaves, index, _ in groups for leaf in leaves]
+    read = read_leaves(opened, saved, wants, options, context)
+
+    def arrays() -> Arrays:
+        for leaves, index, made in groups:  # what several tensors in a row are made of is read once
+            parts = [_row(saved, next(read), len(index)) for _ in leaves]
+            for one in made:
+                yield one, one.make(parts)
+
+    with opened.held(), contextlib.closing(read):
+        yield plan, arrays()
 
 
 def _with_all_names(paths: Sequence[Path]) -> tuple[list[Path], list[int]]:
@@ -128,7 +136,7 @@ def refuse_existing(path: str) -> None:
 
 
 def local(target: PathLike) -> str:
-    """The absolute path of a target on a disk, outside of checkpoints and runs: a file in one would not be what was saved."""
+    """The absolute path of a target on a disk, outside of checkpoints and runs, which a file would change."""
     where, on_disk = resolve(target)
     if not on_disk:
         raise CheckpointError(f"{where}: an export is written to a disk: copy it from there")
@@ -158,36 +166,12 @@ def _item_of(opened: Checkpoint, name: str | None) -> SavedItem:
 def _refuse_kinds(
     opened: Checkpoint, item: SavedItem, positions: Sequence[int], format: Format
 ) -> None:
-    wrong = [
-        n
-        for n in positions
-        if item.specs[n].kind not in _KINDS or item.specs[n].dtype not in format.dtypes
-    ]
+    specs, dtypes = item.specs, format.dtypes
+    wrong = [n for n in positions if specs[n].kind not in _KINDS or specs[n].dtype not in dtypes]
     if wrong:
-        shown = some([f"{format_path(item.paths[n])} ({item.specs[n]})" for n in wrong])
-        patterns = patterns_of(wrong, item.paths)
-        raise CheckpointError(
-            f"{opened.path}: {format.name} has no place for {shown}: {format.advice} exclude={patterns}"
-        )
-
-
-def _arrays(
-    opened: Checkpoint,
-    item: SavedItem,
-    positions: Sequence[int],
-    plan: Sequence[Export],
-    options: Options,
-    context: StoreContext,
-) -> Generator[tuple[Export, Array]]:
-    """Each tensor, in order; what several in a row are made of is read once."""
-    alike = itertools.groupby(plan, operator.attrgetter("leaves", "index"))
-    groups = [(leaves, index, list(made)) for (leaves, index), made in alike]
-    wants = [_want(item, positions[leaf], index) for leaves, index, _ in groups for leaf in leaves]
-    with contextlib.closing(read_leaves(opened, item, wants, options, context)) as source:
-        for leaves, index, made in groups:
-            parts = [_row(item, next(source), len(index)) for _ in leaves]
-            for one in made:
-                yield one, one.make(parts)
+        shown = some([f"{format_path(item.paths[n])} ({specs[n]})" for n in wrong])
+        advice = f"{format.advice} exclude={patterns_of(wrong, item.paths)}"
+        raise CheckpointError(f"{opened.path}: {format.name} has no place for {shown}: {advice}")
 
 
 def _want(item: SavedItem, leaf: int, index: tuple[int, ...]) -> Want:
@@ -253,14 +237,6 @@ def export_safetensors(
         >>> ckpt.load(path)["w"]
         Array([1., 1., 1.], dtype=float32)
     """
-    where = _checked(target)
-    with outgoing(checkpoint, _FORMAT, options, item, only, exclude, rules) as found:
-        plan, arrays = found
-        shards = _shards(where, plan, max_shard_bytes)
-        return _write(where, shards, arrays, dict(metadata or {}))
-
-
-def _checked(target: PathLike) -> str:
     where = local(target)
     inside = [where] if where.endswith(safetensors.SUFFIX) else []
     if not inside and kind_at(where) == "directory":
@@ -268,7 +244,20 @@ def _checked(target: PathLike) -> str:
         inside = [f"{where}/{name}" for name in os.listdir(where) if name.endswith(ends)]
     for path in inside:
         refuse_existing(path)
-    return where
+    with outgoing(checkpoint, _FORMAT, options, item, only, exclude, rules) as (plan, arrays):
+        shards = _shards(where, plan, max_shard_bytes)
+        for path, shard in shards:
+            place(path, _pieces(shard, arrays, dict(metadata or {})))
+    paths = [path for path, _ in shards]
+    if len(shards) > 1:
+        written = [(one, os.path.basename(path)) for path, shard in shards for one in shard]
+        index = {
+            "metadata": {"total_size": sum(_bytes_of(one) for one, _ in written)},
+            "weight_map": dict(sorted((one.name, file) for one, file in written)),
+        }
+        paths.append(f"{where}/model{safetensors.INDEX_SUFFIX}")
+        place(paths[-1], [json.dumps(index, indent=2).encode()])
+    return paths
 
 
 def _bytes_of(one: Export) -> int:
@@ -294,26 +283,6 @@ def _shards(where: str, plan: Sequence[Export], max_bytes: int) -> list[tuple[st
         (f"{where}/model-{n:05}-of-{count:05}.safetensors", shard)
         for n, shard in enumerate(shards, 1)
     ]
-
-
-def _write(
-    where: str,
-    shards: Sequence[tuple[str, Sequence[Export]]],
-    arrays: Arrays,
-    metadata: dict[str, str],
-) -> list[str]:
-    for path, shard in shards:
-        place(path, _pieces(shard, arrays, metadata))
-    paths = [path for path, _ in shards]
-    if len(shards) > 1:
-        written = [(one, os.path.basename(path)) for path, shard in shards for one in shard]
-        index = {
-            "metadata": {"total_size": sum(_bytes_of(one) for one, _ in written)},
-            "weight_map": dict(sorted((one.name, file) for one, file in written)),
-        }
-        paths.append(f"{where}/model{safetensors.INDEX_SUFFIX}")
-        place(paths[-1], [json.dumps(index, indent=2).encode()])
-    return paths
 
 
 def _pieces(shard: Sequence[Export], arrays: Arrays, metadata: dict[str, str]) -> Generator[bytes]:

@@ -1,4 +1,4 @@
-"""What a file of another format holds: a tree, in which a ``Slot`` stands for each array until it is asked for."""
+"""What a file of another format holds: a tree with a ``Slot`` for each array, until it is read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import errno
 import importlib
 import itertools
 import operator
+import os
+import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, cast
 
@@ -17,12 +19,14 @@ from ckpt_core._tree import Path
 from ckpt_core._tree.leaves import LeafSpec, describe, dtype_from_name, leaf_spec
 
 Array = np.ndarray[Any, Any]
+_SYSTEM_ERROR = re.compile(r"errno = (\d+), error message")
+"""In an error of h5py, of any class, for what the system did not let it read; EINVAL is of a position that no file has."""
 _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
 
 
 class Slot:
-    """An array that is not read yet; no dataclass, which would be a tree. ``read`` gives the arrays of slots of its kind, in
-    their order, and alone understands ``place``; ``refused`` is the error to raise unless the leaf is left out.
+    """An array that is not read yet; no dataclass, which would be a tree. ``read`` gives the arrays of slots, and alone understands
+    ``place``; ``refused`` is the error to raise unless the leaf is left out.
     """
 
     def __init__(
@@ -94,6 +98,9 @@ def parsing(path: str, where: str | None = None) -> Generator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
+        refused = _SYSTEM_ERROR.search(str(error))
+        if refused and (number := int(refused[1])) not in (0, errno.EINVAL):
+            raise OSError(number, os.strerror(number), where or path) from error
         said = (str(error) or repr(error)).partition("\n")[0]
         raise CheckpointCorrupt(
             f"{where or path}: damaged or cut short: {said}: get the file anew", file=path

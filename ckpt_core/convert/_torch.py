@@ -1,7 +1,6 @@
 """What torch writes: files of ``torch.save``, in and out, and folders of ``torch.distributed.checkpoint``.
 
-A folder has an index, a pickle, of which only the classes of an index are made, and files with the parts of tensors; each
-part is a file of ``torch.save`` within a file.
+A folder has an index, a pickle, and files with the parts of tensors; each part is a file of ``torch.save`` within a file.
 """
 
 from __future__ import annotations
@@ -40,10 +39,9 @@ _FLOAT8 = {f"float8_{kind}" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz
 _FORMAT = Format("torch", NUMPY_DTYPES | {"bfloat16"} | _FLOAT8)
 
 
-@contextlib.contextmanager
-def opened(path: str) -> Generator[tuple[Any, Any]]:
+def opened(path: str, _: contextlib.ExitStack) -> tuple[Any, Any]:
     """What ``torch.save`` wrote into a file: tensors, numbers and text in plain containers."""
-    yield _loaded(path, path, mmap=zipfile.is_zipfile(path)), None
+    return _loaded(path, path, mmap=zipfile.is_zipfile(path)), None
 
 
 def _loaded(file: str | IO[bytes], where: str, **how: Any) -> Any:
@@ -100,6 +98,10 @@ def _plain(torch: Any) -> Generator[None]:
 class _Index(pickle.Unpickler):
     """Makes what an index holds, and nothing else."""
 
+    def __init__(self, stream: IO[bytes]) -> None:
+        super().__init__(stream)
+        self._path = stream.name
+
     def find_class(self, module: str, name: str, /) -> Any:
         if module in ("pathlib", "pathlib._local"):  # of any system
             return pathlib.PurePath
@@ -107,32 +109,29 @@ class _Index(pickle.Unpickler):
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or f"{module}.{name}" in _OF_INDEX:
             return super().find_class(module, name)
+        why = "which is of no index, and to make it would run code: save it anew with"
         raise UnsupportedLeaf(
-            f"it names {module}.{name}, which is of no index, and to make it would run code: save it anew with {_PACKAGE}",
+            f"{self._path}: it names {module}.{name}, {why} {_PACKAGE}",
             type_name=f"{module}.{name}",
         )
 
 
-@contextlib.contextmanager
-def opened_folder(path: str) -> Generator[tuple[Any, Any]]:
+def opened_folder(path: str, _: contextlib.ExitStack) -> tuple[Any, Any]:
     """The state that was saved in a folder: tensors, numbers and text in dicts and lists."""
-    yield _Folder(path).tree(), None
+    return _Folder(path).tree(), None
 
 
 class _Folder:
     def __init__(self, path: str) -> None:
         self._path = path
         self._metadata = library(f"{_PACKAGE}.metadata", path)
-        index = os.path.join(path, INDEX)
-        try:
-            with open(index, "rb") as stream, parsing(index):
-                self._index: Any = _Index(stream).load()
-        except UnsupportedLeaf as error:
-            raise UnsupportedLeaf(f"{index}: {error}", type_name=error.type_name) from error
+        self._file = os.path.join(path, INDEX)
+        with open(self._file, "rb") as stream, parsing(self._file):
+            self._index: Any = _Index(stream).load()
 
     def tree(self) -> Any:
         """What was saved, with a ``Slot`` for each tensor."""
-        with parsing(os.path.join(self._path, INDEX)):
+        with parsing(self._file):
             stored = self._index.state_dict_metadata
             levels = {name: (name,) for name in stored} | (self._index.planner_data or {})
             leaves = {name: self._leaf(name, one) for name, one in stored.items()}
@@ -153,11 +152,9 @@ class _Folder:
         """A part of a tensor, or (None) a value that is no tensor."""
         where = f"{self._path}: {name}"
         info = self._index.storage_data[self._metadata.MetadataIndex(name, offset)]
-        if getattr(info, "transform_descriptors", None):
-            raise UnsupportedLeaf(
-                f"{where} is stored under {info.transform_descriptors}: save it without extensions",
-                leaf=where,
-            )
+        if extensions := getattr(info, "transform_descriptors", None):
+            text = f"{where} is stored under {extensions}: save it without extensions"
+            raise UnsupportedLeaf(text, leaf=where)
         file = os.path.join(self._path, info.relative_path)
         if kind_at(file) != "file":
             raise CheckpointCorrupt(f"{where}: {file} is missing", file=file)
@@ -168,7 +165,7 @@ class _Folder:
     def _read(self, slot: Slot) -> Array:
         name, parts = slot.place
         found = np.empty(slot.spec.shape, dtype_from_name(slot.spec.dtype))
-        with parsing(os.path.join(self._path, INDEX)):
+        with parsing(self._file):
             for part in parts:
                 ends = zip(part.offsets, part.sizes, strict=True)
                 place = tuple(slice(begin, begin + size) for begin, size in ends)

@@ -35,9 +35,7 @@ def page(data: Mapping[str, Any]) -> str:
 
 
 def embedded(value: Any) -> str:
-    """JSON that may stand in a script element, whatever names are in it. It is ASCII, so U+2028 cannot end a line of
-    JavaScript; without ``<``, ``>`` and ``&`` nothing in it can end the element or begin a comment.
-    """
+    """JSON for a script element, which no name in it can end: it is ASCII, and has no ``<``, ``>`` or ``&``."""
     text = strict_json(value)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")

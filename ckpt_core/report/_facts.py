@@ -1,17 +1,23 @@
-"""What a report says of a run, as frozen dataclasses whose fields are the keys of its JSON. Pure."""
+"""What a report says of a run, as frozen dataclasses whose fields are the keys of its JSON. Pure.
+
+A table holds once what the leaves of all steps have in common: of five million, most often 5,000 differ. A leaf is (item,
+path, type); a type is (kind, dtype, shape, bytes, position of the sharding or None); a structure is the list of a step's
+leaves, as ranges of their numbers.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ckpt_core._directory import Trace
 from ckpt_core._look.leaves import LeafStatistics
 from ckpt_core._results import CheckpointInfo, ItemInfo, VerifyReport
-from ckpt_core.report._table import Table
 
 DATA_VERSION = 2
 """Of the JSON; the page's scripts know this one."""
@@ -20,6 +26,108 @@ LINKED_FOLDER = "ocdbt.linked"
 _MOST_TEXT = 4000
 _MOST_PROBLEMS = 200
 _MOST_BARS = 24
+_MOST_DEVICES = 65_536
+"""A page lists the ids of no more."""
+
+
+class Leaf(NamedTuple):
+    """A leaf that some steps have: positions of its item and type in the table, and its path."""
+
+    item: int
+    path: str
+    type: int
+
+
+class Table:
+    """The position of each distinct item, type, leaf, sharding (as JSON) and structure of some steps."""
+
+    def __init__(self) -> None:
+        kinds = ("items", "types", "leaves", "shardings", "structures")
+        self._known: dict[str, dict[Any, int]] = {kind: {} for kind in kinds}
+
+    def _position(self, kind: str, value: Any) -> int:
+        """The position of a value, which is added if it is new."""
+        return self._known[kind].setdefault(value, len(self._known[kind]))
+
+    @property
+    def leaves(self) -> list[Leaf]:
+        """All leaves, by their numbers."""
+        return list(self._known["leaves"])
+
+    def add(self, items: Mapping[str, ItemInfo]) -> int:
+        """Takes in the leaves of a step; returns the position of their structure."""
+        ranges: list[tuple[int, int]] = []
+        for name, item in items.items():
+            for number in (self._leaf(name, leaf) for leaf in item.leaves):
+                first = ranges.pop()[0] if ranges and ranges[-1][1] == number else number
+                ranges.append((first, number + 1))  # 0, 1, 2, 7, 8 are (0, 3), (7, 9)
+        return self._position("structures", tuple(ranges))
+
+    def _leaf(self, item: str, leaf: Any) -> int:
+        sharding = None
+        if leaf.sharding:
+            key = json.dumps(leaf.sharding, sort_keys=True, default=str)
+            sharding = self._position("shardings", key)
+        described = (leaf.kind, leaf.dtype, tuple(leaf.shape), leaf.bytes, sharding)
+        places = self._position("items", item), leaf.path, self._position("types", described)
+        return self._position("leaves", Leaf(*places))
+
+    def numbers_in(self, structure: int | None) -> Iterator[tuple[tuple[str, str], int]]:
+        """Item and path, and number, of each leaf of a structure."""
+        leaves, items = self.leaves, list(self._known["items"])
+        ranges = () if structure is None else list(self._known["structures"])[structure]
+        for first, end in ranges:
+            for number in range(first, end):
+                yield (items[leaves[number].item], leaves[number].path), number
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain values: positions are those in lists, and leaves are columns."""
+        leaves = self.leaves
+        return {
+            **{kind: list(known) for kind, known in self._known.items()},
+            "leaves": {name: [getattr(leaf, name) for leaf in leaves] for name in Leaf._fields},
+            "shardings": [drawing_of(json.loads(text)) for text in self._known["shardings"]],
+        }
+
+
+def drawing_of(sharding: Mapping[str, Any]) -> dict[str, Any]:
+    """How an array lies over a mesh: name and size of the ``axes``; ``spec``, the axes that split each dimension, and ``parts``,
+    into how many; ``devices``, the ids of those that hold each part, in C order. A ``note`` says why there is no drawing.
+    """
+    kind = str(sharding.get("sharding_type", "")) or "unknown"
+    drawing = {"kind": kind, "axes": (), "spec": (), "devices": (), "note": "", "parts": ()}
+    if kind != "NamedSharding":
+        device = sharding.get("device_str")
+        note = f"all of it on {device}" if device else f"{kind}: its parts are not described"
+        return drawing | {"note": note}
+    try:
+        return drawing | _over_a_mesh(sharding)
+    except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        return drawing | {"note": f"cannot be drawn: {error}"}
+
+
+def _over_a_mesh(sharding: Mapping[str, Any]) -> dict[str, Any]:
+    names = [str(name) for name in sharding["axis_names"]]
+    sizes = [int(size) for size in sharding["shape"]]
+    axes = dict(zip(names, sizes, strict=True))
+    entries = sharding["partition_spec"]
+    each = [one if isinstance(one, list | tuple) else [one] for one in entries]
+    spec = [[str(name) for name in split if name is not None] for split in each]
+    split = [name for one in spec for name in one]
+    if unknown := {*split} - {*names}:
+        raise ValueError(f"no axis of the mesh is called {min(unknown)}")
+    parts = [math.prod(axes[name] for name in one) for one in spec]
+    found = {"axes": list(axes.items()), "spec": spec, "parts": parts}
+    if math.prod(sizes) > _MOST_DEVICES:
+        return found | {"note": "too many devices to draw"}
+    # a part is on the devices whose place on the split axes is its own; the first axis is the slowest
+    order = [*split, *(name for name in names if name not in split)]
+    # a device whose id was not saved is called by its number in the mesh
+    mesh = (sharding.get("device_mesh") or {}).get("mesh")
+    flat = range(math.prod(sizes)) if mesh is None else np.array(mesh, dtype=object).reshape(-1)
+    ids = np.array([int(one["id"] if isinstance(one, dict) else one) for one in flat])
+    placed = ids.reshape(sizes).transpose([names.index(name) for name in order])
+    return found | {"devices": placed.reshape(math.prod(parts), -1).tolist()}
 
 
 @dataclass(frozen=True)
@@ -79,7 +187,11 @@ class StepFacts:
             linked_bytes=linked if info.files else None,
             snapshot_secs=info.durations.get("snapshot_secs"),
             write_secs=info.durations.get("write_secs"),
-            metrics={str(name): _metric(value) for name, value in info.metrics.items()},
+            # what other libraries write as a metric may be no number
+            metrics={
+                str(name): value if type(value) in (int, float) else str(value)[:_MOST_TEXT]
+                for name, value in info.metrics.items()
+            },
             metadata=as_text(info.metadata),
             items=tuple(map(_item, info.items.values())),
             versions=info.versions,
@@ -130,7 +242,7 @@ class Report:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """The report as plain values, for the page and for ``--json``; the table's keys are beside the others."""
+    """The report as plain values; the table's keys are beside the others."""
     facts = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in vars(report).items()
@@ -155,7 +267,7 @@ def columns_of(step: int | None, rows: Mapping[int, LeafStatistics]) -> dict[str
 
 
 def _bars(octaves: Sequence[tuple[int, int, int]]) -> list[Any]:
-    """Where the bars begin, how many octaves each has, and pairs of counts: 24 bars at most, as a page has room for."""
+    """Where the bars begin, how many octaves each has, and pairs of counts, of 24 bars at most."""
     if not octaves:
         return []
     width = -(-len(octaves) // _MOST_BARS)
@@ -174,11 +286,6 @@ def _short(value: complex) -> float | None:
 def _item(item: ItemInfo) -> dict[str, Any]:
     counts = {"leaves": len(item.leaves), "bytes": item.bytes, "files": len(item.files)}
     return {"name": item.name, "form": item.form, **counts}
-
-
-def _metric(value: Any) -> Any:
-    """A number as it is; anything else, which only other libraries write, as text."""
-    return value if type(value) in (int, float) else str(value)[:_MOST_TEXT]
 
 
 def as_text(value: Any) -> str | None:

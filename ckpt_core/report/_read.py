@@ -11,12 +11,7 @@ from functools import partial
 from typing import Any
 
 from ckpt_core._directory import Backend, StepNames, read_run_metadata, resolve, traces
-from ckpt_core._errors import (
-    CheckpointCorrupt,
-    CheckpointError,
-    CheckpointExists,
-    CheckpointNotFound,
-)
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from ckpt_core._format.record import library_versions
 from ckpt_core._look.leaves import leaf_statistics
 from ckpt_core._results import CheckpointInfo
@@ -26,8 +21,7 @@ from ckpt_core._run.steps import Steps, refuse_no_directory, refuse_one_checkpoi
 from ckpt_core._saved import open_checkpoint
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import describe_opened, verify
-from ckpt_core.report._facts import Report, StepFacts, Verified, as_text, columns_of
-from ckpt_core.report._table import Table
+from ckpt_core.report._facts import Report, StepFacts, Table, Verified, as_text, columns_of
 
 _FOLDERS = {DAMAGED: "set aside", RETIRED: "retired"}
 
@@ -66,7 +60,7 @@ def read_report(
     try:
         refuse_one_checkpoint(backend, text, local)
         report = _run(empty, local, backend, request.step_prefix, log)
-    except CheckpointExists:
+    except FileExistsError:
         report = _one_checkpoint(empty)
     report = _verified(report, log) if request.verify else report
     return _with_numbers(report, request.stats, log)
@@ -101,7 +95,7 @@ def _run(empty: Report, local: bool, backend: Backend, prefix: str | None, log: 
     try:
         metadata = as_text(read_run_metadata(backend, text))
     except (CheckpointError, OSError) as error:
-        notes = (f"the metadata of the run cannot be read: {_in_words(error)}",)
+        notes = (f"the metadata of the run cannot be read: {error}",)
     return replace(
         empty,
         steps=tuple(found),
@@ -124,12 +118,8 @@ def _facts(
         raise
     except (CheckpointError, OSError) as error:
         unread = not isinstance(error, CheckpointCorrupt)
-        return None, StepFacts(step, path, problem=_in_words(error), unread=unread)
+        return None, StepFacts(step, path, problem=str(error), unread=unread)
     return info, StepFacts.of(step, path, info, table.add(info.items))
-
-
-def _in_words(error: BaseException) -> str:
-    return str(error) or type(error).__name__
 
 
 def _verified(report: Report, log: Log) -> Report:
@@ -148,7 +138,7 @@ def _verified(report: Report, log: Log) -> Report:
             gone.append(step.step)
         except (CheckpointError, OSError) as error:
             unread = step.unread or step.problem is None
-            found.append(replace(step, problem=step.problem or _in_words(error), unread=unread))
+            found.append(replace(step, problem=step.problem or str(error), unread=unread))
     return replace(report, steps=tuple(found), deleted_meanwhile=tuple(gone))
 
 
@@ -162,7 +152,7 @@ def _with_numbers(report: Report, newest: int, log: Log) -> Report:
         try:
             rows = {numbers.get((row.item, row.path)): row for row in leaf_statistics(step.path)}
         except (CheckpointError, OSError) as error:
-            notes.append(f"the arrays of {step.path} cannot be read: {_in_words(error)}")
+            notes.append(f"the arrays of {step.path} cannot be read: {error}")
             continue
         known = {leaf: row for leaf, row in rows.items() if leaf is not None and row.count}
         statistics.append(columns_of(step.step, known))

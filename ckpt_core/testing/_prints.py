@@ -11,7 +11,7 @@ import numpy as np
 
 from ckpt_core import _adapters
 from ckpt_core._tree import LEAF, Node, Path, flatten, format_path
-from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec, describe, to_host_array, to_text
+from ckpt_core._tree.leaves import TEXT_KINDS, describe, to_host_array, to_text
 
 _MOST_STATIC = 200  # letters of static fields in a message
 _MOST_SHOWN = 4  # array elements in a message
@@ -59,7 +59,7 @@ def leaves_only(prints: Prints) -> Prints:
 
 
 def first_difference(expected: Prints, actual: Prints) -> str | None:
-    """A sentence for the first path at which the two differ, with the number of the others; None if there is none."""
+    """A sentence for the first path at which the two differ, and how many there are; None if there is none."""
     # Leaves first: a leaf that differs says more than its container.
     paths = sorted(expected | actual, key=lambda path: path.endswith(_CONTAINER))
     nothing = Print("nothing")
@@ -123,17 +123,14 @@ def _of_leaf(leaf: Any, path: Path) -> Print:
     if spec.kind in TEXT_KINDS:
         text = to_text(leaf, spec)
         return Print(what, _digest(text.encode(errors="surrogatepass")), repr(text[:40]))
-    array = _host(leaf, spec)
+    if spec.kind == "key":
+        array = np.asarray(jax.random.key_data(leaf))
+    else:
+        array = np.asarray(leaf) if spec.kind == "jax" else to_host_array(leaf, spec)
     flat = array.reshape(-1)
     shown = ", ".join(map(str, flat[:_MOST_SHOWN].tolist()))
     glimpse = f"[{shown}, ...]" if flat.size > _MOST_SHOWN else f"[{shown}]"
     return Print(what, _digest(array.tobytes()), glimpse if array.shape else shown)
-
-
-def _host(leaf: Any, spec: LeafSpec) -> np.ndarray[Any, Any]:
-    if spec.kind == "key":
-        return np.asarray(jax.random.key_data(leaf))
-    return np.asarray(leaf) if spec.kind == "jax" else to_host_array(leaf, spec)
 
 
 def _digest(data: bytes) -> str:

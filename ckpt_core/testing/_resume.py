@@ -195,8 +195,7 @@ def _compare(straight: _Run, lives: Sequence[_Run], stops: Sequence[int]) -> Exa
         before = lives[number - 1] if number else None
         _check_steps(straight, life, before, stop)
         _check_values(straight, life, before)
-    last = lives[-1]
-    final = last.final or {}
+    final = lives[-1].final or {}
     difference = first_difference(straight.final or {}, final)
     if difference is not None:
         raise AssertionError(f"all steps agree, and what train returned differs at {difference}")
@@ -228,7 +227,17 @@ def _check_steps(straight: _Run, life: _Run, before: _Run | None, stop: int | No
             "train keeps something outside of its directory"
         )
     if before is not None:
-        _check_start(steps, first, before.steps[-1])
+        stopped_at = before.steps[-1]
+        interrupted, next_ = f"interrupted at step {stopped_at}, train", steps.index(stopped_at) + 1
+        if not first:
+            raise AssertionError(
+                f"{interrupted} began again at step {steps[0]}: nothing had been saved by then, or it was not restored, so "
+                "no resume was tested. Interrupt later (interrupt_at=), or save more often"
+            )
+        if first > next_:
+            raise AssertionError(
+                f"{interrupted} went on at step {steps[first]}: step {steps[next_]} was skipped"
+            )
     last = life.steps[-1]
     if stop is not None and stop < steps[-1] == last:
         raise AssertionError(
@@ -239,33 +248,18 @@ def _check_steps(straight: _Run, life: _Run, before: _Run | None, stop: int | No
         raise AssertionError(f"{which} ended at step {last}, the uninterrupted run at {steps[-1]}")
 
 
-def _check_start(steps: Sequence[int], first: int, stopped_at: int) -> None:
-    """Checks the position among the steps at which a resumed run began."""
-    interrupted, following = f"interrupted at step {stopped_at}, train", steps.index(stopped_at) + 1
-    if not first:
-        raise AssertionError(
-            f"{interrupted} began again at step {steps[0]}: nothing had been saved by then, or it was not restored, so "
-            "no resume was tested. Interrupt later (interrupt_at=), or save more often"
-        )
-    if first > following:
-        raise AssertionError(
-            f"{interrupted} went on at step {steps[first]}: step {steps[following]} was skipped"
-        )
-
-
 def _check_values(straight: _Run, life: _Run, before: _Run | None) -> None:
     for step, prints in life.reports.items():
         difference = first_difference(straight.reports[step], prints)
         if difference is None:
             continue
-        if before is None:
-            raise AssertionError(
-                f"step {step} differs at {difference}, and nothing was interrupted before it: two runs "
-                "from the start differ, so no resume can be exact. Is everything seeded?"
-            )
-        raise AssertionError(
-            f"{_which(life, before)} differs at step {step}, {difference}. Steps before {step} agree"
+        text = (
+            f"step {step} differs at {difference}, and nothing was interrupted before it: two runs "
+            "from the start differ, so no resume can be exact. Is everything seeded?"
         )
+        if before is not None:
+            text = f"{_which(life, before)} differs at step {step}, {difference}. Steps before {step} agree"
+        raise AssertionError(text)
 
 
 def _which(life: _Run, before: _Run | None) -> str:
@@ -321,11 +315,12 @@ def _train_apart(write: Write, train: Train, directory: str, stop_at: int | None
 def run_apart(
     name: str, work: Callable[..., None], arguments: tuple[Any, ...], timeout_secs: float
 ) -> tuple[int | None, list[dict[str, Any]]]:
-    """Calls ``work(write, *arguments)`` in a new interpreter: its exit status, and what it wrote, also if it was killed. It is
-    killed, with its process group, if it takes too long; an error there is a RuntimeError here.
+    """The exit status of ``work(write, *arguments)`` in a new interpreter, and what it wrote before it ended or was killed; after
+    ``timeout_secs`` its process group is killed, and an error there is a RuntimeError here.
     """
     with tempfile.TemporaryDirectory(prefix="ckpt-testing-") as directory:
         log = Path(directory) / "log.jsonl"
+        log.touch()
         # spawn, because JAX and TensorStore do not survive a fork
         context = multiprocessing.get_context("spawn")
         process = context.Process(target=_work_apart, args=(str(log), work, arguments))
@@ -338,11 +333,9 @@ def run_apart(
                 os.killpg(process.pid, signal.SIGKILL)
             process.kill()
             process.join()
-            raise TimeoutError(
-                f"{name} was not done after {timeout_secs:g} s in a process of its own"
-            )
-        lines = log.read_text().splitlines() if log.exists() else []
-    entries: list[dict[str, Any]] = list(map(json.loads, lines))
+            text = f"{name} was not done after {timeout_secs:g} s in a process of its own"
+            raise TimeoutError(text)
+        entries: list[dict[str, Any]] = list(map(json.loads, log.read_text().splitlines()))
     if entries and "error" in entries[-1]:
         raise RuntimeError(f"{name} failed in a process of its own:\n{entries[-1]['error']}")
     return process.exitcode, entries

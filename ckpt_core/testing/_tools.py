@@ -1,8 +1,7 @@
-"""Helpers of the suite: shard and donate arrays, make targets that do not fit, damage files, call functions in new processes."""
+"""Helpers of the suite: sharded and donated arrays, targets that do not fit, damaged files, new processes."""
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from ckpt_core import _adapters
-from ckpt_core._tree import Node, Path as LeafPath, flatten, format_path
+from ckpt_core._tree import Path as LeafPath, flatten, format_path
 from ckpt_core._tree.leaves import is_key_dtype
 from ckpt_core.testing._prints import Prints, first_difference, prints_from
 from ckpt_core.testing._resume import portable, run_apart
@@ -60,14 +59,11 @@ def packages_of(subject: Any) -> tuple[str, ...]:
 def packages_of_containers(tree: Any) -> tuple[str, ...]:
     """The packages that define the classes of a tree's containers."""
 
-    def visit(node: Node) -> Iterator[str]:
-        if node.type_name:
-            yield node.type_name.partition(":")[0].partition(".")[0]
-        for child in node.children:
-            yield from visit(child)
-
-    builtin = {"builtins", "collections", "jax", "ckpt_core"}
-    return tuple(sorted(set(visit(flatten(tree).root)) - builtin))
+    found, nodes = {""}, [flatten(tree).root]
+    for node in nodes:  # which grows meanwhile
+        found.add(node.type_name.partition(":")[0].partition(".")[0])
+        nodes += node.children
+    return tuple(sorted(found - {"", "builtins", "collections", "jax", "ckpt_core"}))
 
 
 def leaves_of(subject: Any) -> dict[LeafPath, Any]:
@@ -92,8 +88,9 @@ def placement_of(subject: Any) -> Placement:
     }
 
 
-def require_placement(before: Placement, after: Placement) -> None:
+def require_placement(before: Placement, restored: Any) -> None:
     """Fails the test if an array's placement changed; names the first one."""
+    after = placement_of(restored)
     for path, (sharding, committed) in before.items():
         if path not in after:
             pytest.fail(f"{path} is no jax array any more")
@@ -131,9 +128,7 @@ def abstract(tree: Any) -> Any:
 
 @contextmanager
 def writers_held_back() -> Generator[None]:
-    """Asynchronous saves that begin inside the block write nothing before its end. Otherwise a small object could be on
-    the disk before the next step changes it, and a save without a real snapshot would pass the test.
-    """
+    """Saves inside the block write nothing before its end: else an object may be on the disk before a step changes it."""
     go = threading.Event()
     run = threading.Thread.run
 
@@ -179,15 +174,14 @@ def misfitting_trees(subject: Any) -> Iterator[tuple[str, Any, str]]:
 
 def _typical(leaves: Mapping[LeafPath, Any]) -> tuple[LeafPath, Any]:
     """The largest array, because scalars have special rules."""
-    sizes = {
-        path: math.prod(leaf.shape) + len(leaf.shape)
+    arrays = [
+        (path, leaf)
         for path, leaf in leaves.items()
         if isinstance(leaf, (jax.Array, np.ndarray)) and not is_key_dtype(leaf.dtype)
-    }
-    if not sizes:
+    ]
+    if not arrays:
         pytest.skip("there are no arrays in it: give the fixture `misfits`")
-    path = max(sizes, key=lambda path: sizes[path])
-    return path, leaves[path]
+    return max(arrays, key=lambda one: one[1].size + one[1].ndim)
 
 
 def _like(leaf: Any, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -208,33 +202,18 @@ def _nested(leaves: Mapping[LeafPath, Any]) -> Any:
     return root
 
 
-def damage_data(path: Path) -> None:
-    """Flips a byte of every file that holds array data."""
-    for file in files_below(path / "subject"):
-        if "d" in file.relative_to(path).parts:
-            _flip(file)
-
-
-@contextmanager
-def spoiled(file: Path) -> Generator[None]:
-    """Inside the block one byte in the middle of the file is another."""
-    whole = file.read_bytes()
-    _flip(file)
-    try:
-        yield
-    finally:
-        file.write_bytes(whole)
-
-
 def files_below(path: Path) -> list[Path]:
     """The files that are not empty."""
     return sorted(file for file in path.rglob("*") if file.is_file() and file.stat().st_size)
 
 
-def _flip(file: Path) -> None:
-    data = bytearray(file.read_bytes())
+def flip(file: Path) -> bytes:
+    """Changes a byte in the middle of a file; returns what was in it."""
+    whole = file.read_bytes()
+    data = bytearray(whole)
     data[len(data) // 2] ^= 0x10
     file.write_bytes(data)
+    return whole
 
 
 def call(function: Callable[..., None], *arguments: Any) -> dict[str, Prints]:

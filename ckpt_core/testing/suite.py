@@ -45,7 +45,7 @@ Step = Callable[[Any], Any]
 
 
 class _Suite:
-    """The tests that apply to both kinds of objects."""
+    """The tests of both kinds of objects; a step and a restore return what they do for pytrees."""
 
     @pytest.fixture
     def make(self) -> Make:
@@ -82,187 +82,189 @@ class _Suite:
         """Packages that loading the checkpoint must not need; by default those of the adapter."""
         return _tools.packages_of(make(0))
 
-    def test_comes_back_bit_for_bit(self, make: Make, step: Step, tmp_path: Path) -> None:
-        saved, _ = self._advance(step, make(0))
+    def test_comes_back_bit_for_bit(self) -> None:
+        saved, _ = self._advance(self._make(0))
         expected = prints_of(saved)
-        save(tmp_path / "a", subject=saved)
+        save(self._path, subject=saved)
         require_same(expected, prints_of(saved), "saving changed the object: it")
-        target = make(1)
+        target = self._make(1)
         if prints_of(target) == expected:
             pytest.fail("make(1) equals make(0) after a step, so that nothing would be tested")
-        require_same(expected, prints_of(self._restored(tmp_path / "a", target)), "what came back")
+        require_same(expected, prints_of(self._restored(target)), "what came back")
 
-    def test_goes_on_bit_for_bit(self, make: Make, step: Step, tmp_path: Path) -> None:
-        saved = self._save(make, step, tmp_path / "a")
-        expected = self._goes_on(step, saved)
-        restored = self._restored(tmp_path / "a", make(1))
-        require_same(expected, self._goes_on(step, restored), "training after the restore")
+    def test_goes_on_bit_for_bit(self) -> None:
+        saved = self._save()
+        expected = self._goes_on(saved)
+        restored = self._restored(self._make(1))
+        require_same(expected, self._goes_on(restored), "training after the restore")
 
-    def test_restores_again_and_into_what_was_saved(
-        self, make: Make, step: Step, tmp_path: Path
-    ) -> None:
-        subject, _ = self._advance(step, make(0))
+    def test_restores_again_and_into_what_was_saved(self) -> None:
+        subject = self._save()
         expected = prints_of(subject)
-        save(tmp_path / "a", subject=subject)
         for _ in range(2):
-            subject, _ = self._advance(step, subject)
-            subject = self._restored(tmp_path / "a", subject)
+            subject, _ = self._advance(subject)
+            subject = self._restored(subject)
             require_same(expected, prints_of(subject), "what came back")
 
-    def test_in_a_new_process(self, make: Make, step: Step, tmp_path: Path) -> None:
-        saved = self._save(make, step, tmp_path / "a")
-        found = _tools.call(_restore_and_go_on, type(self), make, step, str(tmp_path / "a"))
+    def test_in_a_new_process(self) -> None:
+        saved = self._save()
+        found = _tools.call(_restore_and_go_on, type(self), self._make, self._step, str(self._path))
         require_same(prints_of(saved), found["restored"], "what came back in a new process")
-        expected = self._goes_on(step, saved)
+        expected = self._goes_on(saved)
         require_same(expected, found["then"], "training in a new process")
 
-    def test_loads_without_the_framework(
-        self, make: Make, step: Step, frameworks: tuple[str, ...], tmp_path: Path
-    ) -> None:
-        saved = self._save(make, step, tmp_path / "a")
-        found = _tools.call(_load_without, frameworks, str(tmp_path / "a"))
+    def test_loads_without_the_framework(self, frameworks: tuple[str, ...]) -> None:
+        saved = self._save()
+        found = _tools.call(_load_without, frameworks, str(self._path))
         expected = leaves_only(prints_of(saved))
         require_same(expected, leaves_only(found["loaded"]), f"loading without {frameworks}")
 
-    def test_training_resumes_exactly(self, make: Make, step: Step, tmp_path: Path) -> None:
+    def test_training_resumes_exactly(self) -> None:
         def train(directory: Path, report: Callable[..., None]) -> None:
-            subject = make(0)
+            subject = self._make(0)
             with Checkpointer(directory) as checkpointer:
                 restored = checkpointer.restore_latest(subject=subject)
                 if restored:
                     subject = restored["subject"]
                 for number in range((restored.step or 0) + 1 if restored else 0, 5):
-                    subject, outcome = self._advance(step, subject)
+                    subject, outcome = self._advance(subject)
                     report(number, outcome=outcome, subject=subject)
                     checkpointer.save(number, subject=subject)
 
-        assert_exact_resume(train, interrupt_at=(2, 3), directory=tmp_path)
+        assert_exact_resume(train, interrupt_at=(2, 3), directory=self._folder)
 
-    def test_the_snapshot_is_of_the_call(self, make: Make, step: Step, tmp_path: Path) -> None:
-        subject, _ = self._advance(step, make(0))
+    def test_the_snapshot_is_of_the_call(self) -> None:
+        subject, _ = self._advance(self._make(0))
         expected = prints_of(subject)
         with _tools.writers_held_back():
-            pending = save_async(tmp_path / "a", subject=subject)
+            pending = save_async(self._path, subject=subject)
             for _ in range(2):
-                subject, _ = self._advance(step, subject)
+                subject, _ = self._advance(subject)
         pending.result()
-        require_same(expected, prints_of(self._restored(tmp_path / "a", make(1))), "the snapshot")
+        require_same(expected, prints_of(self._restored(self._make(1))), "the snapshot")
 
-    def test_arrays_may_be_donated_after_the_call(self, make: Make, tmp_path: Path) -> None:
-        subject = make(0)
+    def test_arrays_may_be_donated_after_the_call(self) -> None:
+        subject = self._make(0)
         arrays = _tools.arrays_of(subject)
         if not arrays:
             pytest.skip("there are no jax arrays in it")
         expected = prints_of(subject)
         with _tools.writers_held_back():
-            pending = save_async(tmp_path / "a", subject=subject)
+            pending = save_async(self._path, subject=subject)
             _tools.donate(arrays)
         pending.result()
-        require_same(expected, prints_of(self._restored(tmp_path / "a", make(1))), "the snapshot")
+        require_same(expected, prints_of(self._restored(self._make(1))), "the snapshot")
 
     def test_what_does_not_fit_is_refused_before_anything_is_read(
-        self, make: Make, misfits: Mapping[str, Callable[[], Any]] | None, tmp_path: Path
+        self, misfits: Mapping[str, Callable[[], Any]] | None
     ) -> None:
         if misfits is not None:
-            save(tmp_path / "a", subject=make(0))
+            save(self._path, subject=self._make(0))
             for name, make_target in misfits.items():
-                self._refuses(tmp_path / "a", make_target(), name)
+                self._refuses(make_target(), name)
             return
-        if self._judges_for_itself(make(0)):
+        if self._judges_for_itself(self._make(0)):
             pytest.skip("the object takes whatever was saved, and judges for itself")
-        for kind, tree, path in _tools.misfitting_trees(make(0)):
-            save(tmp_path / kind, subject=tree)
+        for kind, tree, path in _tools.misfitting_trees(self._make(0)):
+            save(self._folder / kind, subject=tree)
             # The data is damaged, so reading any of it would raise another error.
-            _tools.damage_data(tmp_path / kind)
-            error = self._refuses(tmp_path / kind, make(1), kind)
+            for file in _tools.files_below(self._folder / kind / "subject"):
+                if file.parent.name == "d":
+                    _tools.flip(file)
+            error = self._refuses(self._make(1), kind, self._folder / kind)
             found = [(mismatch.kind, mismatch.path) for mismatch in error.mismatches]
             if found != [(kind, path)]:
                 pytest.fail(f"{kind} of {path}: the reported mismatches are {found}")
 
-    def test_damage_is_found_and_changes_nothing(
-        self, make: Make, step: Step, tmp_path: Path
-    ) -> None:
-        first, second = (self._advance(step, make(0))[0] for _ in range(2))
-        save(tmp_path / "a", first=first, second=second)
-        first, second = make(1), make(2)
+    def test_damage_is_found_and_changes_nothing(self) -> None:
+        first, second = (self._advance(self._make(0))[0] for _ in range(2))
+        save(self._path, first=first, second=second)
+        first, second = self._make(1), self._make(2)
         before = prints_of(first), prints_of(second)
         found = 0
-        for file in _tools.files_below(tmp_path / "a" / "second"):
-            with _tools.spoiled(file):
-                try:
-                    restore(tmp_path / "a", first=first, second=second)
-                except CheckpointCorrupt:
-                    found += 1
-                else:  # a restore does not read that byte
-                    first, second = make(1), make(2)
-                    continue
+        for file in _tools.files_below(self._path / "second"):
+            whole = _tools.flip(file)
+            try:
+                restore(self._path, first=first, second=second)
+            except CheckpointCorrupt:
+                found += 1
+            else:  # a restore does not read that byte
+                first, second = self._make(1), self._make(2)
+                continue
+            finally:
+                file.write_bytes(whole)
             require_same(before[0], prints_of(first), "after damage elsewhere, the other object")
             require_same(before[1], prints_of(second), "after damage, the object")
         if not found:
             pytest.fail("a flipped byte was found in no file of the item")
 
-    def test_committedness_is_kept(self, make: Make, step: Step, tmp_path: Path) -> None:
-        save(tmp_path / "a", subject=self._advance(step, make(0))[0])
-        target = make(1)
+    def test_committedness_is_kept(self) -> None:
+        self._save()
+        target = self._make(1)
         before = _tools.placement_of(target)
-        restored = self._restored(tmp_path / "a", target)
-        _tools.require_placement(before, _tools.placement_of(restored))
+        _tools.require_placement(before, self._restored(target))
 
-    def test_shardings_are_kept(
-        self, make: Make, step: Step, shard: Callable[[Any], Any], tmp_path: Path
-    ) -> None:
+    def test_shardings_are_kept(self, shard: Callable[[Any], Any]) -> None:
         if len(jax.devices()) < 2:
             pytest.skip("there is one device only")
-        saved = self._save(make, step, tmp_path / "a")
+        saved = self._save()
         expected = prints_of(saved)
-        target = make(1)
+        target = self._make(1)
         if not any(array.shape for array in _tools.arrays_of(target)):
             pytest.skip("there are no jax arrays with axes in it")
         target = shard(target)
         before = _tools.placement_of(target)
         if all(len(sharding.device_set) < 2 for sharding, _ in before.values()):
             pytest.fail("shard(object) left every array on one device")
-        restored = self._restored(tmp_path / "a", target)
-        _tools.require_placement(before, _tools.placement_of(restored))
+        restored = self._restored(target)
+        _tools.require_placement(before, restored)
         require_same(expected, prints_of(restored), "what came back, sharded,")
-        save(tmp_path / "sharded", subject=restored)
-        again = self._restored(tmp_path / "sharded", make(1))
+        save(self._folder / "sharded", subject=restored)
+        again = self._restored(self._make(1), self._folder / "sharded")
         require_same(expected, prints_of(again), "what was saved sharded")
 
-    def _advance(self, step: Step, subject: Any) -> tuple[Any, Any]:
-        """The object after a step, and the value to compare."""
-        raise NotImplementedError
+    @pytest.fixture(autouse=True)
+    def _given(self, make: Make, step: Step, tmp_path: Path) -> None:
+        self._make, self._step = make, step
+        self._folder, self._path = tmp_path, tmp_path / "a"
 
-    def _save(self, make: Make, step: Step, path: Path) -> Any:
+    def _advance(self, subject: Any) -> tuple[Any, Any]:
+        """The object after a step, and the value to compare."""
+        return self._step(subject), None
+
+    def _save(self) -> Any:
         """Saves an object after a step, and returns it."""
-        saved, _ = self._advance(step, make(0))
-        save(path, subject=saved)
+        saved, _ = self._advance(self._make(0))
+        save(self._path, subject=saved)
         return saved
 
-    def _restored(self, path: Path, target: Any) -> Any:
-        raise NotImplementedError
+    def _restored(self, target: Any, path: Path | None = None) -> Any:
+        return restore(path or self._path, subject=target)["subject"]
 
     def _sharded(self, subject: Any) -> Any:
-        raise NotImplementedError
+        return _tools.laid_out(subject)
 
     def _judges_for_itself(self, subject: Any) -> bool:
         return False
 
-    def _goes_on(self, step: Step, subject: Any) -> Prints:
-        """Prints of the results of three more steps, and of the object after them."""
-        outcomes: list[Any] = []
-        for _ in range(3):
-            subject, outcome = self._advance(step, subject)
-            outcomes.append(prints_of(outcome))
-        prints = prints_of({"after": subject})
-        for number, outcome in enumerate(outcomes):
-            prints |= {f"step {number}: {path}": text for path, text in outcome.items()}
-        return prints
+    def restore_and_go_on(self, make: Make, step: Step, path: str) -> dict[str, Prints]:
+        """The prints of a new object after a restore, and of further training."""
+        self._step, self._path = step, Path(path)
+        restored = self._restored(make(1))
+        return {"restored": prints_of(restored), "then": self._goes_on(restored)}
 
-    def _refuses(self, path: Path, target: Any, what: str) -> StructureMismatch:
+    def _goes_on(self, subject: Any) -> Prints:
+        """Prints of the results of three more steps, and of the object after them."""
+        prints: Prints = {}
+        for number in range(3):
+            subject, outcome = self._advance(subject)
+            prints |= {f"step {number}: {path}": text for path, text in prints_of(outcome).items()}
+        return prints_of({"after": subject}) | prints
+
+    def _refuses(self, target: Any, what: str, path: Path | None = None) -> StructureMismatch:
         before = prints_of(target)
         try:
-            self._restored(path, target)
+            self._restored(target, path)
         except StructureMismatch as error:
             require_same(before, prints_of(target), f"after the refusal of {what}, the target")
             return error
@@ -282,25 +284,25 @@ class _Refuses:
 class InPlaceSuite(_Suite):
     """For objects that a restore changes in place: models, optimizers, iterators."""
 
-    def test_inside_containers(self, make: Make, step: Step, tmp_path: Path) -> None:
-        if getattr(_tools.adapter_of(make(0)), "per_process", False):
+    def test_inside_containers(self) -> None:
+        if getattr(_tools.adapter_of(self._make(0)), "per_process", False):
             pytest.skip("state of a process is an item of its own")
-        saved = {"one": make(0), "more": [make(1), 7]}
-        self._advance(step, saved["one"])
+        saved = {"one": self._make(0), "more": [self._make(1), 7]}
+        self._advance(saved["one"])
         expected = prints_of(saved)
-        save(tmp_path / "a", saved)
-        target = {"one": make(2), "more": [make(3), 0]}
-        value = restore(tmp_path / "a", state=target)["state"]
+        save(self._path, saved)
+        target = {"one": self._make(2), "more": [self._make(3), 0]}
+        value = restore(self._path, state=target)["state"]
         require_same(expected, prints_of(value), "what came back in a container")
         require_same(expected, prints_of({**target, "more": [target["more"][0], 7]}), "the objects")
 
-    def test_load_gives_a_copy_or_refuses(self, make: Make, step: Step, tmp_path: Path) -> None:
-        saved = self._save(make, step, tmp_path / "a")
+    def test_load_gives_a_copy_or_refuses(self) -> None:
+        saved = self._save()
         expected = prints_of(saved)
-        target = make(1)
+        target = self._make(1)
         before = prints_of(target)
         try:
-            loaded = load(tmp_path / "a", target, item="subject")
+            loaded = load(self._path, target, item="subject")
         except UnsupportedLeaf as error:
             if "restore" not in str(error):
                 raise  # not the refusal to copy
@@ -308,31 +310,28 @@ class InPlaceSuite(_Suite):
             return
         require_same(before, prints_of(target), "load changed the object that it was given: it")
         require_same(expected, prints_of(loaded), "the copy")
-        self._advance(step, loaded)
+        self._advance(loaded)
         require_same(before, prints_of(target), "training with the copy changed the object: it")
 
-    def test_what_fails_later_names_what_was_set(
-        self, make: Make, step: Step, tmp_path: Path
-    ) -> None:
-        saved, _ = self._advance(step, make(0))
-        save(tmp_path / "a", subject=saved, last=_Refuses())
-        target = make(1)
+    def test_what_fails_later_names_what_was_set(self) -> None:
+        saved, _ = self._advance(self._make(0))
+        save(self._path, subject=saved, last=_Refuses())
+        target = self._make(1)
         before = prints_of(target)
         for options in (Options(atomic_restore=True), Options()):
             with pytest.raises(ZeroDivisionError) as caught:
-                restore(tmp_path / "a", subject=target, last=_Refuses(), options=options)
+                restore(self._path, subject=target, last=_Refuses(), options=options)
             if "subject" not in "".join(getattr(caught.value, "__notes__", ())):
                 what = "after a restore that failed and did not name it, the object"
                 require_same(before, prints_of(target), what)
-        self._restored(tmp_path / "a", target)
+        self._restored(target)
         require_same(prints_of(saved), prints_of(target), "after one more restore, the object")
 
-    def _advance(self, step: Step, subject: Any) -> tuple[Any, Any]:
-        return subject, step(subject)
+    def _advance(self, subject: Any) -> tuple[Any, Any]:
+        return subject, self._step(subject)
 
-    def _restored(self, path: Path, target: Any) -> Any:
-        value = restore(path, subject=target)["subject"]
-        if value is not target:
+    def _restored(self, target: Any, path: Path | None = None) -> Any:
+        if super()._restored(target, path) is not target:
             pytest.fail(f"a {type(target).__name__} was not restored in place")
         return target
 
@@ -348,15 +347,15 @@ class InPlaceSuite(_Suite):
 class PytreeSuite(_Suite):
     """For immutable pytrees: ``step(tree)`` and a restore return new trees."""
 
-    def test_comes_back_without_a_target(self, make: Make, step: Step, tmp_path: Path) -> None:
-        saved = step(make(0))
-        save(tmp_path / "a", saved)
-        require_same(prints_of(saved), prints_of(load(tmp_path / "a")), "what came back")
+    def test_comes_back_without_a_target(self) -> None:
+        saved = self._step(self._make(0))
+        save(self._path, saved)
+        require_same(prints_of(saved), prints_of(load(self._path)), "what came back")
 
-    def test_comes_back_into_shapes(self, make: Make, step: Step, tmp_path: Path) -> None:
-        saved = step(make(0))
-        save(tmp_path / "a", saved)
-        loaded = load(tmp_path / "a", _tools.abstract(make(1)))
+    def test_comes_back_into_shapes(self) -> None:
+        saved = self._step(self._make(0))
+        save(self._path, saved)
+        loaded = load(self._path, _tools.abstract(self._make(1)))
         require_same(prints_of(saved), prints_of(loaded), "what came back")
 
     @pytest.fixture
@@ -364,25 +363,10 @@ class PytreeSuite(_Suite):
         """Packages that loading the checkpoint must not need: those of the containers' classes."""
         return _tools.packages_of_containers(make(0))
 
-    def _advance(self, step: Step, subject: Any) -> tuple[Any, Any]:
-        subject = step(subject)
-        return subject, None
 
-    def _restored(self, path: Path, target: Any) -> Any:
-        return restore(path, subject=target)["subject"]
-
-    def _sharded(self, subject: Any) -> Any:
-        return _tools.laid_out(subject)
-
-
-def _restore_and_go_on(
-    write: Write, suite: type[_Suite], make: Make, step: Step, path: str
-) -> None:
-    """Runs in a new process: restores into a new object, and continues training."""
-    tests = suite()
-    restored = tests._restored(Path(path), make(1))  # pyright: ignore[reportPrivateUsage]
-    prints = prints_of(restored)
-    write({"restored": prints, "then": tests._goes_on(step, restored)})  # pyright: ignore[reportPrivateUsage]
+def _restore_and_go_on(write: Write, suite: type[_Suite], *given: Any) -> None:
+    """Runs in a new process."""
+    write(suite().restore_and_go_on(*given))
 
 
 def _load_without(write: Write, frameworks: tuple[str, ...], path: str) -> None:

@@ -17,7 +17,7 @@ from tests.support.paths import INTEGRATIONS, PACKAGE, ROOT, modules
 # What the house weighs. These numbers only fall.
 SUMS = {
     "lines of ckpt_core": 38_908,
-    "characters of ckpt_core": 1_692_174,
+    "characters of ckpt_core": 1_692_172,
     "lines of the integrations": 12_272,
     "characters of the integrations": 510_229,
     "files of both": 239,

@@ -44,7 +44,6 @@ LAYERS: list[tuple[str, set[str]]] = [
     ("6 the command line", {"cli"}),
 ]
 RANK = {module: rank for rank, (_, modules) in enumerate(LAYERS) for module in modules}
-
 FRAMEWORKS = {"flax", "grain", "keras", "optax", "orbax", "tensorflow", "torch", "torchax"}
 MAY_IMPORT_FRAMEWORKS_LAZILY = {"bench"}
 

@@ -26,7 +26,6 @@ READMES = [ROOT / "README.md", *PAGES, *sorted(INTEGRATIONS.glob("*/README.md"))
 SHORTER, SOONER = ("total_steps = 10_001", "total_steps = 301"), ("secs=600)  #", "secs=0.1)  #")
 """The README's training goes on until somebody stops it; here it makes four saves. The evaluator waits for no more."""
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
 RUN = """
 import json, sys, warnings
 warnings.simplefilter("error")
@@ -99,10 +98,7 @@ IMPORTED = tuple(
 def run_codes(
     codes: list[str], source: Path, directory: Path, which: str = "first", *, new: bool = False
 ) -> forked.Done:
-    """Pieces of code in one namespace of a process of their own, or of a new interpreter.
-
-    What is compiled is kept beside `directory`, for the next process.
-    """
+    """Pieces of code in one namespace of a process of their own, or of a new interpreter; compiled code is kept beside `directory`."""
     file = directory.parent / f"{directory.name}.codes"
     file.write_text(json.dumps(codes))
     backendless = environment(**compiling_once(directory.parent / "jax-cache"))

@@ -1,4 +1,4 @@
-"""Rooms have doors: no module imports itself in a circle, few reach past a room's face, state lies in named places."""
+"""Rooms have doors: no circles of imports, few reach past a face, state lies in named places; and files of tests stay small."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tests.support.paths import modules
+from tests.support import sums
+from tests.support.paths import ROOT, modules
 
 # Rooms with a face: one imports what their `__init__` names. Imports of other rooms that go past it; they only fall.
 # The pure rooms (`_format`, `_layout`, `_tree`, `_run.policies`) and `_devices` are shelves: one takes
@@ -32,7 +33,7 @@ PAST_THE_FACE = {
 STATE = {
     "ckpt_core._adapters": {"_registered"},  # what `ckpt.register` was given, for one program
     "ckpt_core._background": {"_at_exit", "unfinished"},  # saves that exit waits for
-    "ckpt_core._directory.locks": {"_forking", "open_files"},  # descriptors that a child must close
+    "ckpt_core._directory.owner": {"_forking", "open_files"},  # descriptors that a child must close
     "ckpt_core._directory.object_store": {"_asked_of_conditions"},  # endpoints that were probed
     "ckpt_core._storage.location": {"_expecting"},  # a lock: answers of stores that were expected
     "ckpt_core._fork": {"HOME"},  # the process that has used ckpt, for its forked children
@@ -152,3 +153,51 @@ def test_state_is_found() -> None:
     assert state_of("seen = set()\ndef f(x): seen.add(x)\n") == {"seen"}
     assert state_of("count = 0\ndef f():\n    global count\n    count += 1\n") == {"count"}
     assert state_of("import threading\nlock = threading.Lock()\nNAMES = {'a': 1}\n") == {"lock"}
+
+
+TESTS = ROOT / "tests"
+BRIDGES = {"places", "replacing", "seams", "stores"}
+"""Helpers of contract tests that know private names: whoever rewrites the inside carries these over, and nothing else."""
+MAX_LINES = 600
+
+
+def test_no_file_of_tests_is_long():
+    lines = {
+        file.relative_to(TESTS).as_posix(): len(file.read_text().splitlines())
+        for file in TESTS.rglob("*.py")
+    }
+    assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}, "split them"
+
+
+def test_every_test_lies_in_a_folder_that_is_a_package():
+    """One package, so that files of the same name are told apart and no folder is on `sys.path`."""
+    files = list(TESTS.rglob("test_*.py"))
+    assert [file.name for file in files if file.parent == TESTS] == []
+    assert {file.parent for file in files if not (file.parent / "__init__.py").exists()} == set()
+
+
+def test_a_contract_knows_nothing_private():
+    """Neither by itself nor through its helpers, so that a rewrite of the inside changes nothing but the bridges."""
+    todo, seen = [*(TESTS / "contract").rglob("*.py")], set[Path]()
+    while todo:
+        file = todo.pop()
+        if file not in seen and file.exists() and file.stem not in BRIDGES:
+            seen.add(file)
+            todo += imported_files(ast.parse(file.read_text()))
+    known = [
+        one.relative_to(TESTS).as_posix()
+        for one in seen
+        if sums.imports_private_names(one.read_text())
+    ]
+    assert sorted(known) == []
+
+
+def imported_files(tree: ast.AST) -> list[Path]:
+    """Files of tests that a module imports, and some that are not there."""
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            names += [node.module or "", *(f"{node.module}.{one.name}" for one in node.names)]
+        elif isinstance(node, ast.Import):
+            names += [one.name for one in node.names]
+    return [ROOT / f"{name.replace('.', '/')}.py" for name in names if name.startswith("tests.")]

@@ -54,8 +54,6 @@ ckpt.restore("runs/tree", model=1).stpe.bit_length
 ckpt.inspect("runs/tree").itms
 ckpt.when.every_step(3)
 """
-
-
 SCRIPTS = {"good.py": GOOD, "bad.py": BAD}
 _PACKAGES = [str(ROOT), *(str(one) for one in INTEGRATIONS.iterdir() if one.is_dir())]
 

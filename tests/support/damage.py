@@ -8,12 +8,17 @@ from typing import Any
 import pytest
 
 
+def flip(file: Path, at: int | None = None) -> None:
+    """Turns one bit of a byte of a file, by default of that in the middle."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2 if at is None else at] ^= 1
+    file.write_bytes(content)
+
+
 def turn_a_bit(checkpoint: Path) -> Path:
     """Turns one bit in the middle of the largest data file, which is returned."""
     data = max(checkpoint.rglob("d/*"), key=lambda file: file.stat().st_size)
-    content = bytearray(data.read_bytes())
-    content[len(content) // 2] ^= 1
-    data.write_bytes(content)
+    flip(data)
     return data
 
 

@@ -13,7 +13,6 @@ ROOT = Path(__file__).resolve().parents[2]
 NOT_PROMISED = ("all", "check", "demo", "docs", "test")
 # Built for the CPU in one version only, wherever the tests run: see constraints.txt.
 HELD = {"torch"}
-
 _REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9_.-]+)>=(?P<version>[0-9][0-9A-Za-z.]*)(,<[0-9.]+)?")
 
 

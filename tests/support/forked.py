@@ -47,11 +47,7 @@ class Forked:
         self.max_rss_bytes = 0  # known when it has ended
 
     def wait(self, timeout_secs: float) -> int:
-        """Its exit code; negative the signal that ended it.
-
-        Raises:
-            TimeoutError: it still runs.
-        """
+        """Its exit code; negative the signal that ended it; TimeoutError if it still runs."""
         if self._code is None:
             if not select.select([self._watch], [], [], timeout_secs)[0]:
                 raise TimeoutError(f"process {self.pid} still runs after {timeout_secs:g} s")
@@ -60,11 +56,7 @@ class Forked:
         return self._code
 
     def wait_until_stopped(self, timeout_secs: float) -> None:
-        """Until all its threads stand still, after SIGSTOP.
-
-        Raises:
-            TimeoutError: it runs, or has ended.
-        """
+        """Until all its threads stand still, after SIGSTOP; TimeoutError if it runs, or has ended."""
         until = time.monotonic() + timeout_secs
         while (states := self._states()) != {"T"}:
             if "Z" in states or time.monotonic() > until:
@@ -150,17 +142,10 @@ def start(
     imported: tuple[str, ...] = (),
     fresh: bool = False,
 ) -> Forked | Spawned:
-    """Runs code as `python -c` does, in a process of its own.
-
-    Args:
-        code: finds its arguments in `sys.argv`.
-        arguments: of the process.
-        output: the file for what it prints.
-        environment: all of it.
-        errors: the file for its stderr, where that is not `output` too.
-        directory: where it works; without one, where this process does.
-        imported: modules that it finds imported, besides jax and ckpt_core; each tuple of them has an interpreter that forks.
-        fresh: in a new interpreter.
+    """Runs code as `python -c` does, in a process of its own, which works in ``directory`` or where this process does, finds its
+    arguments in `sys.argv`, and has no other ``environment``. ``output`` and ``errors`` are files; without ``errors`` both are one.
+    Besides jax and ckpt_core it finds ``imported`` imported: each tuple of modules has an interpreter that forks.
+    ``fresh``: in a new interpreter.
     """
     at_import = {
         name: value

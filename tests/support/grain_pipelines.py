@@ -130,8 +130,6 @@ def packed(cls: Any, **options: Any) -> grain.IterDataset:
 
 
 BINS = {"num_packing_bins": 4, "shuffle_bins": True, "seed": 4}
-
-
 SHAPES: dict[str, Callable[[], Any]] = {
     "map, batch, repeat": lambda: records().batch(8).repeat().to_iter_dataset(READ),
     "repeat with new order": lambda: records(50).repeat().batch(8).to_iter_dataset(READ),

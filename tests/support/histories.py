@@ -46,16 +46,10 @@ class Absent(Exception):
 
 @dataclass
 class Writer:
-    """One Checkpointer that writes.
-
-    Attributes:
-        stood: the steps that it saved or restored, on the way of its training.
-        beside: the steps that it saved beneath newer ones.
-        at: the step that it stands on; None at the beginning.
-        looked: it has restored, rolled back, or begun where nothing newer was.
-        since: strangers beyond this number are of another history; None if it saved nothing from where it stands.
-        begun: whether it has saved since it was placed.
-        claimed: whether it has claimed the directory.
+    """One Checkpointer that writes. ``stood`` are the steps that it saved or restored, on the way of its training, ``beside`` those
+    that it saved beneath newer ones, ``at`` the one that it stands on (None at the beginning). It has ``looked`` if it has
+    restored, rolled back, or begun where nothing newer was. Strangers beyond ``since`` are of another history (None: it saved
+    nothing from where it stands). It has ``begun`` if it has saved since it was placed, and ``claimed`` the directory.
     """
 
     stood: Steps = field(default_factory=dict[int, int])
@@ -113,16 +107,10 @@ def up_to(steps: Steps, last: int) -> Steps:
 
 @dataclass
 class Model:
-    """Steps of one run, and its writer.
-
-    Attributes:
-        disk, local: the steps of the persistent directory and of the local one.
-        every: which steps go to the persistent directory if there is a local one: multiples of it, and others if forced;
-            None if there is none.
-        local_keep: how many steps stay in the local one.
-        keep, period: ``max_to_keep`` and ``keep_period`` of the writer.
-        parents: of a value, number and value of the step that its save continued.
-        ancestors: of how many a restore knows whether they hang together.
+    """Steps of one run, and its writer. ``disk`` and ``local`` are the steps of the persistent and of the local directory.
+    Multiples of ``every`` go to the persistent one if there is a local one, and others if forced; None: there is none.
+    ``local_keep`` steps stay local; ``keep`` and ``period`` are ``max_to_keep`` and ``keep_period`` of the writer. ``parents``:
+    of a value, number and value of the step that its save continued. Of ``ancestors`` a restore knows whether they hang together.
     """
 
     every: int | None = None
@@ -317,10 +305,6 @@ class Model:
 _urls = itertools.count()
 
 
-def fast_disk() -> str | None:
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-
-
 def outcome(call: Any) -> str:
     """What a call gave, or how it was refused."""
     try:
@@ -332,13 +316,8 @@ def outcome(call: Any) -> str:
 
 
 class Run:
-    """A run and its model: every call goes to both, and must give the same.
-
-    Args:
-        root: URL under which it lies; None for a disk.
-        every: as of ``Model``.
-        local_keep: as of ``Model``.
-        prefix: of the names that its writers give to steps; readers look under others, too.
+    """A run and its model: every call goes to both, and must give the same. It lies under the URL ``root``, or on a disk; writers
+    name their steps with ``prefix``, readers look under others, too; ``every`` and ``local_keep`` are those of ``Model``.
     """
 
     def __init__(
@@ -348,7 +327,8 @@ class Run:
         local_keep: int = 2,
         prefix: str | None = None,
     ) -> None:
-        self.scratch = tempfile.mkdtemp(prefix="ckpt-history-", dir=fast_disk())
+        fast = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self.scratch = tempfile.mkdtemp(prefix="ckpt-history-", dir=fast)
         self.on_disk = root is None
         self.url = f"{self.scratch}/steps" if root is None else f"{root}/{next(_urls)}/steps"
         self.model = Model(every, local_keep, ancestors=64 if root is None else 1)

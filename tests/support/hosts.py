@@ -52,12 +52,7 @@ def missing() -> str:
 
 
 class Hosts:
-    """So many hosts, with the addresses 10.77.0.1 and on.
-
-    Args:
-        count: their number.
-        directory: for their boot ids.
-    """
+    """So many hosts, with the addresses 10.77.0.1 and on; their boot ids lie in a directory."""
 
     def __init__(self, count: int, directory: Path) -> None:
         self._prefix = f"ckpt{os.getpid()}"
@@ -121,15 +116,8 @@ class Hosts:
 
 
 class Job:
-    """Processes of one ``jax.distributed``, two on each host.
-
-    Args:
-        hosts: where they run; the coordinator is on the first of ``places``.
-        places: for each pair of processes, its host.
-        code: of each, after the prelude of ``launch`` as ``code_of`` gives it.
-        directory: of the run.
-        logs: for what they print.
-        port: of the coordinator.
+    """Processes of one ``jax.distributed``, two on each host of ``places``; the coordinator, at ``port``, is on the first. Each
+    runs ``code``, after the prelude of ``launch`` as ``code_of`` gives it, on the run ``directory``, and prints into ``logs``.
     """
 
     EACH = 2

@@ -1,7 +1,7 @@
 """Starts real processes of ``jax.distributed`` on this machine: every wait has a limit.
 
 The children run code that finds these names: ``index``, ``count``, ``directory``, ``jax``, ``np``,
-``Mesh``, ``NamedSharding``, ``P``, ``ckpt``, ``options``, and the functions of the prelude below.
+``Mesh``, ``NamedSharding``, ``P``, ``ckpt``, ``options``, ``told``, and the functions of the prelude below.
 """
 
 import json
@@ -18,7 +18,6 @@ from tests.support.children import with_devices
 from tests.support.ports import free_port
 
 LIMIT_SECS = 90.0
-
 PRELUDE = """
 import json, os, signal, sys, time
 index, count, port, directory = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
@@ -32,6 +31,7 @@ import ckpt_core as ckpt
 
 assert jax.process_count() == count and jax.process_index() == index
 options = ckpt.Options(timeout_secs=40)
+told = {}  # what is reported at the end of the code, if it has not reported before
 leaving = list(range(count))  # who has to be there at the end; a test that kills takes some out
 
 def raised(call):
@@ -100,17 +100,9 @@ def launch(
     limit_secs: float = LIMIT_SECS,
     imported: tuple[str, ...] = (),
 ) -> list[Ended]:
-    """Runs code, after the prelude, in processes that know each other.
-
-    Whatever is left at the limit is killed, and the test fails.
-
-    Args:
-        code: the same for all.
-        directory: for what they save; what they print goes beside it.
-        processes: how many.
-        devices: of each process.
-        limit_secs: for all of them together.
-        imported: modules that they find imported, besides jax.
+    """Runs code, after the prelude, in processes that know each other, each with ``devices``. They save in ``directory``, and what
+    they print goes beside it; besides jax they find ``imported`` imported. Whatever is left at the limit, which is that of all
+    together, is killed, and the test fails.
     """
     port = str(free_port())
     logs = directory.parent / f"logs.{port}"
@@ -124,7 +116,7 @@ def launch(
             environment = with_devices(devices)
             children.append(
                 forked.start(
-                    PRELUDE + code,
+                    PRELUDE + code + "\nreport(**told)",
                     *arguments,
                     output=file,
                     environment=environment,

@@ -10,7 +10,6 @@ from pathlib import Path
 own = Path(f"{directory}/local/{index}")
 persistent = Path(f"{directory}/persistent")
 turns = itertools.count()
-told = {}
 
 def is_at(tree, step, by):
     wanted = state(step, by)
@@ -32,8 +31,6 @@ def on(process, work):
     meet(f"turn{next(turns)}")
 
 def damage(step):
-    file = max(part(step).rglob("d/*"), key=lambda path: path.stat().st_size)
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
+    from tests.support.damage import turn_a_bit
+    turn_a_bit(part(step))
 """

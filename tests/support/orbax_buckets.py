@@ -86,12 +86,7 @@ class StandIn(fsspec.AbstractFileSystem):
 
 
 class OrbaxBucket:
-    """A bucket in which Orbax and we work.
-
-    Args:
-        server: has the bucket.
-        files: what Orbax sees it through.
-    """
+    """A bucket of a server, in which Orbax and we work; Orbax sees it through ``files``."""
 
     def __init__(self, server: Server, files: fsspec.AbstractFileSystem) -> None:
         self.server = server

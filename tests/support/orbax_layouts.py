@@ -15,7 +15,6 @@ import pytest
 from orbax.checkpoint import v1 as ocp_v1
 
 from tests.support.orbax import eight_mesh, put
-from tests.support.trees import abstract as abstract, assert_same as assert_same
 
 Moments = namedtuple("Moments", "mu nu")
 
@@ -136,27 +135,22 @@ def save_manager_pytree(path, tree):
     return path / "3"
 
 
-def sub_chunks_of(tree):
-    """Cuts every matrix along its first axis; vectors and scalars stay whole."""
-    return jax.tree.map(
-        lambda leaf: ocp.SaveArgs(
-            chunk_byte_size=16, shard_axes=(0,) if getattr(leaf, "ndim", 0) else ()
-        ),
-        tree,
-    )
-
-
-def scoped_sub_chunks(_path, leaf):
-    options = ocp_v1.options.ArrayOptions.Saving.StorageOptions
-    return options(chunk_byte_size=16, shard_axes=(0,) if getattr(leaf, "ndim", 0) else None)
-
-
 def orbax_zarr2_sub(path, tree):
-    return save_pytree(path, tree, sub_chunks_of(tree))
+    """Cuts every matrix along its first axis; vectors and scalars stay whole."""
+
+    def cut(leaf):
+        axes = (0,) if getattr(leaf, "ndim", 0) else ()
+        return ocp.SaveArgs(chunk_byte_size=16, shard_axes=axes)
+
+    return save_pytree(path, tree, jax.tree.map(cut, tree))
 
 
 def orbax_zarr3_sub(path, tree):
-    return save_v1(path, tree, array__saving__scoped_storage_options_creator=scoped_sub_chunks)
+    def cut(_path, leaf):
+        options = ocp_v1.options.ArrayOptions.Saving.StorageOptions
+        return options(chunk_byte_size=16, shard_axes=(0,) if getattr(leaf, "ndim", 0) else None)
+
+    return save_v1(path, tree, array__saving__scoped_storage_options_creator=cut)
 
 
 LAYOUTS = {

@@ -7,11 +7,8 @@ import pytest
 from orbax.checkpoint import v1 as ocp_v1
 
 from tests.support.orbax import put
-from tests.support.orbax_layouts import (
-    Moments as Moments,
-    abstract as abstract,
-    assert_same as assert_same,
-)
+from tests.support.orbax_layouts import Moments as Moments
+from tests.support.trees import abstract, assert_same
 
 
 def sharded_tree():

@@ -12,8 +12,6 @@ from ckpt_core._storage import KeyValues, Location
 from tests.support.stores import WITH_STORES, url_of_kind
 
 QUICK = ckpt.Options(durable=False)
-
-
 OWNER = ".ckpt-owner"
 
 

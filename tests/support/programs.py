@@ -17,7 +17,6 @@ from tests.support.ports import free_port
 
 LIMIT_SECS = 300.0
 PORTS = EXAMPLES / "ports"
-
 _PRELUDE = """
 import builtins, os, signal, sys
 
@@ -26,14 +25,14 @@ class Without:
         if name.partition(".")[0] == "orbax":
             raise ModuleNotFoundError(f"no {name} here")
 
-def armed(directory, dies_at, after):
-    # SIGKILL at the n-th call into the directory after a step was trained
-    directory, left, printed = os.path.realpath(directory), after, print
+def armed(directories, dies_at, after):
+    # SIGKILL at the n-th call into one of the directories after a step was trained
+    paths, left, printed = tuple(map(os.path.realpath, directories)), after, print
 
     def count(event, arguments):
         nonlocal left
         if dies_at >= 0 and reached and arguments and isinstance(arguments[0], str):
-            if os.path.realpath(arguments[0]).startswith(directory):
+            if os.path.realpath(arguments[0]).startswith(paths):
                 left -= 1
                 if left <= 0:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -53,7 +52,7 @@ if _count > 1:
     import jax
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{_port}", num_processes=_count, process_id=_index)
-armed(sys.argv[1], _dies_at, _after)
+armed(sys.argv[1:], _dies_at, _after)
 """
 
 _END = """
@@ -88,11 +87,7 @@ def forms_of(port: str) -> dict[str, str]:
 
 
 def patched(text: str, diff: str) -> str:
-    """The text after the hunks of a diff.
-
-    Raises:
-        AssertionError: what a hunk takes away is not there, or more than once.
-    """
+    """The text after the hunks of a diff; AssertionError if what a hunk takes away is not there, or more than once."""
     for hunk in re.split(r"^@@.*\n", diff, flags=re.M)[1:]:
         lines = hunk.splitlines(keepends=True)
         old = "".join(line[1:] or "\n" for line in lines if line[0] in " -\n")
@@ -119,16 +114,9 @@ class Ended:
 
 
 class Program:
-    """One program of ``examples/ports``, in its three forms.
-
-    Args:
-        port: its name.
-        result: an expression of the state that the program ends with.
-        place: a directory for caches, logs and runs.
-        devices: of each process.
-        processes: how many.
-        more: arguments of the native form, after the directory.
-        with_orbax: the form with one import changed needs Orbax, too.
+    """The program ``port`` of ``examples/ports``, in its three forms; ``result`` is an expression of the state that it ends with.
+    Caches, logs and runs lie in ``place``. The native form gets ``more`` arguments after the directory; ``with_orbax``: the form
+    with one import changed needs Orbax, too.
     """
 
     def __init__(
@@ -153,12 +141,8 @@ class Program:
         self._runs = 0
 
     def run(self, form: str, directory: Path, kill: Kill | None = None) -> list[Ended]:
-        """Runs a form to its end, or until it is killed; what each process has done.
-
-        Args:
-            form: "theirs", "face" or "native".
-            directory: of the run.
-            kill: of the last process; the others are killed when it is dead.
+        """Runs a form ("theirs", "face" or "native") to its end, or until the last process is killed, and then the others; what each
+        process has done.
         """
         self._runs += 1
         port, code = str(free_port()), _PRELUDE + self._forms[form] + self._end

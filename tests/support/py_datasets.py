@@ -13,8 +13,8 @@ ALL = 48
 class Batches(km.keras.utils.PyDataset):
     """Twelve batches; subclasses change the order of the samples."""
 
-    def __init__(self, workers: int = 1) -> None:
-        super().__init__(workers=workers, max_queue_size=4)
+    def __init__(self, workers: int = 1, **how: Any) -> None:
+        super().__init__(workers=workers, max_queue_size=4, **how)
         self.x, self.y = km.data()
         self.order: Any = np.arange(ALL)
         self.rng: Any = np.random.default_rng(random.getrandbits(32))

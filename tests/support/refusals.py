@@ -32,16 +32,8 @@ def refuse(
     below: bool = True,
     first: int = 0,
 ) -> list[str]:
-    """Calls that look at a path raise an OSError of this number; the paths that were looked at.
-
-    Args:
-        patch: undoes it.
-        where: absolute path.
-        number: of the error.
-        calls: of ``os``, or ``builtins.open``.
-        times: how many looks of all these calls together fail.
-        below: also looks at what lies below the path.
-        first: how many looks there are before the first that fails.
+    """Calls of ``os``, or ``builtins.open``, that look at this absolute path, and ``below`` it, raise an OSError of this number;
+    gives the paths that were looked at. Of all these looks together ``times`` fail, after the ``first`` so many.
     """
     met: list[str] = []
     names: dict[str, Any] = {"os": os, "number": number, "where": str(where)}

@@ -31,13 +31,8 @@ while True:
 
 @contextlib.contextmanager
 def replacing(path: Path, told: Path, kind: str, size: int = 7) -> Generator[Callable[[], int]]:
-    """While the block runs, another process replaces a checkpoint of one number throughout; yields how often it has.
-
-    Args:
-        path: of the checkpoint.
-        told: a file for what that process tells.
-        kind: one of ``KINDS``.
-        size: of the small array in the list.
+    """While the block runs, another process replaces a checkpoint of one number throughout; yields how often it has. It is one of
+    ``KINDS``, tells that in the file ``told``, and ``size`` is that of the small array in the list.
     """
     with told.open("w") as out:
         command = [sys.executable, "-c", _WRITER.replace("SIZE", str(size)), str(path), kind]

@@ -25,11 +25,8 @@ def program() -> str | None:
 
 @contextlib.contextmanager
 def running(home: Path, volume_mib: int = 64) -> Iterator[str]:
-    """URL of a server with one bucket, ended with the block.
-
-    Args:
-        home: where it keeps its files, up to 20 volumes of this size; what was deleted counts until ``compact``.
-        volume_mib: size of a volume.
+    """URL of a server with one bucket, ended with the block. It keeps its files in ``home``, up to 20 volumes of this size; what
+    was deleted counts until ``compact``.
     """
     weed = program()
     assert weed is not None, MISSING

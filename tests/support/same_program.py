@@ -6,7 +6,6 @@ begins with ``make(0)`` as the restarted program would, and restores into it.
 """
 
 from pathlib import Path
-from typing import Any
 
 from tests.support.launch import Ended, launch, reports
 
@@ -19,9 +18,7 @@ def local():
     return ckpt.Checkpointer(directory + "/tiers", local_directory=directory + "-local", options=local_options)
 """
 
-SAVE = (
-    _BOTH
-    + """
+SAVE = """
 def path():
     ckpt.save(directory + "/one", make(3), options=options)
     ckpt.save(directory + "/one", make(7), options=options, overwrite=True)
@@ -39,11 +36,8 @@ def tiers():
         run.save(1, state=make(7))
 report(**{call.__name__: raised(call) for call in (path, later, steps, tiers)})
 """
-)
 
-RESTORE = (
-    _BOTH
-    + """
+RESTORE = """
 from tests.support.same_state import abstract, differences
 one, steps = directory + "/one", directory + "/run"
 broadcast, at_once = replace(options, broadcast=True), replace(options, atomic_restore=True)
@@ -83,36 +77,27 @@ if is_tree:
 else:
     as_saved = {}
 
-told = {}
 for way, call in (like | as_saved).items():
     try:
         told[way] = differences(view(make(7)), view(call()), types_too=way in like)
     except Exception as error:
         told[way] = [f"{type(error).__name__}: {error}"]
-report(**told)
 """
-)
 
 
 def saved(program: str, directory: Path, *, processes: int = 2, devices: int = 2) -> list[Ended]:
     """The processes that saved ``make(7)``: at a path, twice, in a directory of steps and in one with local steps."""
     directory.mkdir(parents=True, exist_ok=True)
-    return launch(program + SAVE, directory, processes=processes, devices=devices)
+    return launch(program + _BOTH + SAVE, directory, processes=processes, devices=devices)
 
 
 def comes_back(program: str, directory: Path, *, processes: int = 2, devices: int = 2) -> None:
-    """Saves, and restores with the same program in new processes: every way gives what was saved.
-
-    Args:
-        program: code that defines ``make(n)``, and for live objects ``view(object)``, a pytree of their arrays.
-        directory: for what is saved.
-        processes: how many save, and how many restore.
-        devices: of each process.
+    """Saves, and restores with the same program in new processes: every way gives what was saved. The program defines ``make(n)``,
+    and for live objects ``view(object)``, a pytree of their arrays.
     """
     for told in reports(saved(program, directory, processes=processes, devices=devices)):
         assert told == dict.fromkeys(told), told
-    found = launch(program + RESTORE, directory, processes=processes, devices=devices)
-    everyone: list[dict[str, Any]] = reports(found)
-    for index, told in enumerate(everyone):
+    found = launch(program + _BOTH + RESTORE, directory, processes=processes, devices=devices)
+    for index, told in enumerate(reports(found)):
         differing = {way: lines for way, lines in told.items() if lines}
         assert not differing, f"process {index}: {differing}"

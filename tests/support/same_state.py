@@ -11,13 +11,7 @@ import numpy as np
 
 
 def differences(saved: Any, found: Any, *, types_too: bool = True) -> list[str]:
-    """One line for each leaf that is not as it was; empty if all are.
-
-    Args:
-        saved: the state that was saved.
-        found: what came back.
-        types_too: whether the containers must have the same types.
-    """
+    """One line for each leaf that is not as it was saved; with ``types_too`` containers must have the same types. Empty if all are."""
     shape, other = jax.tree_util.tree_structure(saved), jax.tree_util.tree_structure(found)
     told = [f"{shape} became {other}"] if types_too and shape != other else []
     ours, theirs = _by_name(saved), _by_name(found)
@@ -67,12 +61,7 @@ def _bits(array: Any) -> list[tuple[int, bytes]]:
 
 
 def abstract(state: Any, *, bare: bool = False) -> Any:
-    """The state with each array as its shape and dtype, with the sharding of those that are placed.
-
-    Args:
-        state: a pytree.
-        bare: without any sharding.
-    """
+    """The state with each array as its shape and dtype, with the sharding of those that are placed; ``bare``: without any."""
 
     def one(leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array):

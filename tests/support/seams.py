@@ -61,14 +61,10 @@ def at(
     where: Callable[..., bool] = lambda *_, **__: True,
     nth: int | None = None,
 ) -> None:
-    """Acts at a moment, of every save: ``before`` it, or ``after`` it has gone well; what an act raises is raised there.
-
-    Args:
-        patch: takes it back when it ends; None to leave it until the process ends.
-        point: the moment; or, of something finer, who has a function and its name there.
-        before, after: what to do; ``fail`` and ``Gate`` make some.
-        where: which calls count; it gets the same arguments. ``below`` makes some.
-        nth: acts only in the n-th call that counts, from 1; in all by default.
+    """Acts at a moment of every save, or where a function of an owner, both given, is called: ``before`` it, or ``after`` it has
+    gone well; what an act raises is raised there. ``fail`` and ``Gate`` make acts. ``patch`` takes it back when it ends; None
+    leaves it until the process ends. Only calls count that ``where``, given the same arguments, is true of (``below`` makes
+    some), and of these only the ``nth``, from 1; all by default.
     """
     calls = itertools.count(1)
     for owner, name in POINTS[point] if isinstance(point, str) else [point]:
@@ -105,7 +101,7 @@ AGREEMENTS = {
 
 def agreed(together: Round) -> str:
     """What the processes of a save are about to agree on, that all have done; empty in other calls."""
-    number = int(repr(together._numbers)[len("count(") : -1])  # pyright: ignore[reportPrivateUsage]
+    number = int(repr(together._numbers)[len("count(") : -1])
     return dict(enumerate(AGREEMENTS.get(together.call, ()))).get(number, "")
 
 
@@ -121,12 +117,8 @@ def fail(error: type[BaseException] = OSError, *values: Any, **named: Any) -> Ac
 
 
 class Gate:
-    """An act that waits, at most a minute, until ``go`` is set, and then raises ``error`` if there is one.
-
-    Attributes:
-        entered: set when the first one waits.
-        go: lets all through, those that come later, too.
-        error: may be set while somebody waits.
+    """An act that sets ``entered`` and waits, at most a minute, until ``go`` is set, which lets all through, later ones too; then
+    it raises ``error`` if there is one, which may be set while somebody waits.
     """
 
     def __init__(self) -> None:

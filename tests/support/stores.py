@@ -95,7 +95,3 @@ def saved(url: str, n: int, **arguments: Any) -> bool:
     except ckpt.CheckpointExists:
         return False
     return True
-
-
-def unfinished(url: str) -> list[str]:
-    return [key for key in keys_at(url).list() if key.endswith(".owner")]

@@ -20,8 +20,6 @@ def python(*folders: Path) -> list[Path]:
 CORE = python(PACKAGE)
 ADAPTERS = python(*INTEGRATIONS.glob("*/ckpt_*"))
 TESTS = python(ROOT / "tests")
-
-
 PAGES = [
     *ROOT.glob("docs/**/*.md"),
     *INTEGRATIONS.glob("*/README.md"),
@@ -61,10 +59,6 @@ def imports_private_names(source: str) -> bool:
     return bool(_PRIVATE_IMPORT.search(source))
 
 
-def _hidden(name: str) -> bool:
-    return name.startswith("_") and not name.endswith("__")
-
-
 def exported(trees: dict[str, ast.Module]) -> set[str]:
     """Full names that a public module has from a private one, through any number of steps."""
     imports = {
@@ -101,7 +95,8 @@ def private_docstrings_with_sections() -> list[str]:
                 visit(child, name, seen)
                 continue
             full = f"{name}.{child.name}"
-            shown = (seen or full in public) and not _hidden(child.name)
+            hidden = child.name.startswith("_") and not child.name.endswith("__")
+            shown = (seen or full in public) and not hidden
             if not shown and _SECTION.search(ast.get_docstring(child) or ""):
                 found.append(full)
             visit(child, full, shown and isinstance(child, ast.ClassDef))

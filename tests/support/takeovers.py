@@ -10,11 +10,7 @@ import ckpt_core as ckpt
 from tests.support.stores import WITH_STORES, url_of_kind
 
 QUICK = ckpt.Options(durable=False)
-
-
 LIMIT_SECS = 240
-
-
 OLD, NEW = 100, 200
 
 

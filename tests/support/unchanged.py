@@ -51,14 +51,3 @@ def make_steps(tmp_path):
         for step in (3, 4):
             checkpointer.save(step, tree(step))
     return root
-
-
-def assert_usable(root, values=(3, 4)):
-    """All steps load, and another one can be saved."""
-    with ckpt.Checkpointer(root) as checkpointer:
-        assert list(checkpointer.all_steps()) == list(values)
-        for value in values:
-            assert_tree(checkpointer.load(value), value)
-        new = max(values) + 1
-        checkpointer.save(new, tree(new))
-    assert_tree(ckpt.load(root / str(new)), new)

@@ -18,20 +18,11 @@ from typing import cast
 
 from ckpt_core.arguments import an, numbers_of_steps, seconds, whole_number
 
-_POLICIES = (
-    "all",
-    "best",
-    "closest_to_every_steps",
-    "every_secs",
-    "every_steps",
-    "latest",
-    "newer_than",
-    "steps",
-)
+_POLICIES: str = "all best closest_to_every_steps every_secs every_steps latest newer_than steps"
 
 
 def __dir__() -> list[str]:
-    return list(_POLICIES)  # tab completion shows only the policies
+    return _POLICIES.split()  # tab completion shows only the policies
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,9 @@ from ckpt_core._saved import Checkpoint, NativeCheckpoint
 
 T = TypeVar("T")
 
-_FROM_RESTORE = 7
-"""Frames from the caller of ``restore`` to a warning of ``Tiers.restore``."""
-_FROM_LATEST = 7
-"""Frames from the caller of ``restore_latest`` to a warning of ``Tiers._say_newer``."""
-_LOOKS = 3
-"""Number of times to list the directory, if every listed step is deleted before it is read."""
+_FROM_RESTORE = 7  # frames from the caller of ``restore`` to a warning of ``Tiers.restore``
+_FROM_LATEST = 7  # the same of ``restore_latest`` and ``Tiers._say_newer``
+_LOOKS = 3  # times to list the directory, if every listed step is deleted before it is read
 
 
 class Tiers:
@@ -87,9 +84,7 @@ class Tiers:
         return newest
 
     def candidates(self) -> list[tuple[int, bool | None]]:
-        """The steps, ascending, each with whether its local copy is tried first; None: ``prefers_local`` knows. That reads
-        the record of a step which is in both tiers, so it is asked of the newest one alone.
-        """
+        """The steps, ascending, each with whether its local copy is tried first; None: ``prefers_local`` knows."""
         local, listing = self._local_steps(), self._persistent.look()
         if self._local is None and listing.run.name and self._changes_files:
             logger.warning(
@@ -104,7 +99,7 @@ class Tiers:
             self.refuse_lost_run()
         both = persistent & local.keys()
         found = [(step, None if step in both else step in local) for step in steps]
-        if both and max(both) == steps[-1]:
+        if both and max(both) == steps[-1]:  # of the newest alone, as that reads its record
             found[-1] = steps[-1], self.prefers_local(steps[-1], listing)
         return found
 
@@ -116,12 +111,14 @@ class Tiers:
         return not names or not self._local.is_older(step, self._persistent.saved(names[0]).token)
 
     def facts(self) -> list[StepFacts]:
-        """The metrics of every step, but for those that are damaged, or gone; OSError or NewerFormat if one cannot be read now."""
+        """The metrics of every step that is neither damaged nor gone; OSError or NewerFormat if one cannot be read now."""
         local = self._local_steps()
         if self._local is not None:
             for step in {*self._local.standing, MAX_STEP}:
                 self.refuse_unread(step)
-        found = {one.step: one for one in self._persistent.all_facts()}
+        listing = self._persistent.look()
+        every = (self._persistent.facts(step, listing) for step in listing.committed())
+        found = {one.step: one for one in every if one is not None}
         for step in sorted(local):
             with contextlib.suppress(CheckpointCorrupt, CheckpointNotFound):
                 found[step] = facts_of(step, self.open(step))
@@ -162,19 +159,18 @@ class Tiers:
         self,
         step: int,
         local_first: bool,
-        targets: Mapping[str, Any],
-        request: Any,
+        read: Callable[[_load.Opening], RestoredStep],
         *,
         by_number: bool,
     ) -> tuple[RestoredStep, str]:
-        """Restores a step from the tier that counts, else from the other; also gives the token of the save. ``local_first``
-        is what ``prefers_local`` said on process 0. Raises CheckpointCorrupt if every copy is damaged, CheckpointError if only
-        the local directories have the step, and not for these shardings, Stray as ``_stray`` does. OSError means that this
-        process could not read it, which is no damage.
+        """What ``read`` makes of a step in the tier that counts, else in the other; also gives the token of the save.
+        ``local_first`` is what ``prefers_local`` said on process 0. CheckpointCorrupt: every copy is damaged;
+        CheckpointError: only the local directories have it, and not for these shardings; OSError: this process could not
+        read it, which is no damage.
         """
         failed: CheckpointError | OSError | None = None
         if self._local is not None and local_first:
-            found = self._local.restore(step, targets, request)
+            found = self._local.restore(step, read)
             if isinstance(found, tuple):
                 return found
             failed = found
@@ -191,7 +187,7 @@ class Tiers:
             return found
 
         try:
-            restored = _load.restore_checkpoint(opening, targets, request, step)
+            restored = read(opening)
         except Exception as error:
             # not by the class of this process's own error: the others may have failed for another reason
             absent = counts_as(error, CheckpointNotFound, self._alone)
@@ -208,7 +204,7 @@ class Tiers:
                 raise
             if self._local is None or step not in self._local.complete:
                 raise
-            found = self._local.restore(step, targets, request)  # an older save, but whole
+            found = self._local.restore(step, read)  # an older save, but whole
             if isinstance(found, tuple):
                 return found
             if counts_as(found, OSError, self._alone):
@@ -218,19 +214,16 @@ class Tiers:
         if stray:
             _warn(stray, _FROM_RESTORE)
         writable = self._changes_files and os.access(self.directory, os.W_OK)
-        for one in sorted(listing.names) if writable else ():
-            if one >= step:  # the next save moves what is newer
-                path = ours.path if one == step else self._persistent.path(one, listing)
-                if not os.access(path, os.W_OK):
-                    why = why_immovable(path)
-                    logger.warning("%s: step %d is restored, but %s", self.directory, step, why)
-                    break
+        for one in sorted(one for one in listing.names if writable and one >= step):
+            path = ours.path if one == step else self._persistent.path(one, listing)
+            if not os.access(path, os.W_OK):  # the next save moves what is newer
+                why = why_immovable(path)
+                logger.warning("%s: step %d is restored, but %s", self.directory, step, why)
+                break
         return restored, ours.record.token if isinstance(ours, NativeCheckpoint) else ""
 
     def _stray(self, step: int, opened: Record, listing: Listing, by_number: bool) -> str:
-        """On process 0, before a step is restored: what is wrong with its ancestors. Raises Stray if training went on beneath it
-        from another save, unless the caller has named the step ``by_number``.
-        """
+        """On process 0, what is wrong with a step's ancestors; Stray if training went on beneath it, unless ``by_number``."""
         local = {} if self._local is None else self._local.saves
         if (other := self._persistent.not_continued(step, opened, listing, local)) is None:
             return ""
@@ -246,10 +239,9 @@ class Tiers:
         list_steps: Callable[[], Sequence[tuple[int, bool | None]]],
         damaged: Callable[[int], None],
     ) -> RestoredStep | None:
-        """The result of ``restore`` for the newest step that it can restore; None if there is no step. ``list_steps`` gives
-        the steps as process 0 sees them, so that all processes try the same ones, from the same tier. Calls ``damaged`` for
-        each step that is skipped. Raises CheckpointCorrupt if there are steps and none can be loaded, or with
-        ``strict_latest`` if the newest one cannot.
+        """The result of ``restore`` for the newest step that it can restore; None if there is no step. All processes try
+        the steps of ``list_steps``; ``damaged`` is called for each that is skipped. CheckpointCorrupt: there are steps,
+        and none can be loaded, or with ``strict_latest`` not the newest.
         """
         for look in range(_LOOKS):
             candidates, misfit, stray = list_steps(), None, None

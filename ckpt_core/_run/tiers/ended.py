@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ckpt_core._directory import (
@@ -54,9 +55,7 @@ def runs_in(root: str) -> list[LocalRun]:
 
 
 def remove_run(run: LocalRun) -> bool:
-    """Removes what a run left; returns whether all of it is gone. If somebody uses the run again, nothing is removed. Each
-    folder of a process is hidden first, so that nobody meets half of a step.
-    """
+    """Removes what a run left, unless it is used; whether all is gone. Folders are hidden first: nobody meets half a step."""
     backend, path = PosixBackend(), run.path
     locks_work = locks_work_in(os.path.dirname(path))
     try:
@@ -67,7 +66,7 @@ def remove_run(run: LocalRun) -> bool:
         return False
     with held:
         folders = _folders(path)
-        if not all(_is_unused(folder, locks_work) for folder in folders):
+        if not _are_unused(folders, locks_work):
             return False
         for folder in folders:
             with contextlib.suppress(FileNotFoundError, BlockingIOError):
@@ -105,7 +104,6 @@ def _run_at(path: str, locks_work: bool) -> LocalRun | None:
     for folder in folders:
         with contextlib.suppress(CheckpointError, OSError):
             persistent = persistent or persistent_of(folder, PosixBackend())
-    unused = not unread and not is_locked(path)
     return LocalRun(
         path,
         persistent,
@@ -113,17 +111,16 @@ def _run_at(path: str, locks_work: bool) -> LocalRun | None:
         tuple(sorted(step for step in steps if step is not None)),
         sum(sizes.values()),
         used_unix_secs,
-        not (unused and all(_is_unused(folder, locks_work) for folder in folders)),
+        unread or is_locked(path) or not _are_unused(folders, locks_work),
         top.st_uid == os.getuid() if hasattr(os, "getuid") else True,
     )
 
 
-def _is_unused(folder: str, locks_work: bool) -> bool:
-    """Whether no writer has a process's folder; False if that cannot be known."""
-    try:
-        return is_abandoned(folder, PosixBackend(), locks_work)
-    except (CheckpointError, OSError):
-        return False
+def _are_unused(folders: Sequence[str], locks_work: bool) -> bool:
+    """Whether no writer has one of these folders of processes; False if that cannot be known."""
+    with contextlib.suppress(CheckpointError, OSError):
+        return all(is_abandoned(folder, PosixBackend(), locks_work) for folder in folders)
+    return False
 
 
 def _folders(path: str) -> list[str]:
@@ -135,9 +132,7 @@ def _folders(path: str) -> list[str]:
 
 
 def name_other_runs(root: str, run_name: str, directory: str) -> None:
-    """Logs the steps in a local directory that do not count, though of this ``directory``: its run file names another run. Passes
-    over what cannot be read.
-    """
+    """Logs the steps here that do not count, though of this ``directory``: its run file names another run."""
     found, ending = list[LocalRun | None](), f"-{hash_of(directory)}"
     with contextlib.suppress(OSError):
         for name in sorted(filter(_RUN.fullmatch, os.listdir(root))):

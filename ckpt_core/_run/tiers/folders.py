@@ -1,9 +1,8 @@
 """The folders below a local directory: which parts of steps lie in them, who may write, and what is deleted.
 
-A process has its own parts in ``process_<i>-of-<n>``. Beside it may be folders of other indices:
-processes of this host, or hosts that have changed places; and of other numbers of processes, if the
-run had as many before: those are not restored from. In each may be folders ``partner-of_<j>-of-<n>`` with copies of the parts of
-process j.
+A process has its own parts in ``process_<i>-of-<n>``. Beside it may be folders of other indices, of this host or of hosts
+that have changed places, and of other numbers of processes: those are not restored from. In each may be folders
+``partner-of_<j>-of-<n>`` with copies of the parts of process j.
 """
 
 from __future__ import annotations
@@ -45,14 +44,11 @@ FOLDER = re.compile(r"process_(\d+)-of-(\d+)")
 COPIES = re.compile(r"partner-of_(\d+)-of-(\d+)")
 _USE_TRIES, _USE_PAUSE_SECS = 50, 0.02
 _MOST_TEXT = 500
-_MOST_FOLDERS = 64
-"""Maximum number of folders of other processes in which a process looks."""
+_MOST_FOLDERS = 64  # maximum number of folders of other processes in which a process looks
 
 
 def local_root(directory: str | os.PathLike[str], persistent: str | None = None) -> str:
-    """The absolute path of a ``local_directory``; ValueError if it is a URL, or the ``persistent`` one itself,
-    NotADirectoryError if it is a file, CheckpointNotFound below a link that leads nowhere.
-    """
+    """Absolute path of a ``local_directory``; raises for a URL, a file, a link to nowhere, the ``persistent`` one itself."""
     root, local = resolve(directory)
     if not local:
         raise ValueError(f"local_directory must be on a file system of this host, got {root}")
@@ -68,9 +64,7 @@ def local_root(directory: str | os.PathLike[str], persistent: str | None = None)
 
 
 def folder_of(run: RunFile, root: str, persistent: str) -> str:
-    """The folder of a run in a local directory: the run's name with a hash of the persistent directory's path. A copy of that
-    directory is another run. Another name of it is not: links are followed.
-    """
+    """A run's folder: its name, and a hash of the persistent directory's real path, since a copy of that is another run."""
     return f"{root}/{run.name}-{hash_of(persistent)}" if run.name else f"{root}/none"
 
 
@@ -108,10 +102,7 @@ class Folders:
         self.own = Steps(self.path, True, self.backend, directory.steps.names)  # of each a part
         self._persistent = directory.path
         self.lease = self._lease(self.path)
-        # What the last look could not read, though nothing says that it is damaged; MAX_STEP if a folder could not be listed.
-        self.unread: dict[int, Unread] = {}
-        self._unread_own: dict[int, Unread] = {}  # without parts and copies in other folders
-        self.counts: dict[int, int] = {}  # step -> the other number of processes that saved it
+        self._unread_own: dict[int, Unread] = {}  # what the last look could not read in ``path``
         # Step and token of own parts that are left out -> whether damaged or unread, and what was found.
         self.left_out: dict[tuple[int, str], tuple[State, str]] = {}
         self._root = root
@@ -119,27 +110,25 @@ class Folders:
         self._leases_of_others: list[Lease] = []
         self._use = _use(root)
 
-    def look(self, run: RunFile) -> list[Place]:
-        """The readable parts here and beside it, the own ones first; parts of histories that ``run`` has left do not count, and
-        those of another number of processes are only noted.
-        """
+    def look(self, run: RunFile) -> tuple[list[Place], list[Unread], list[tuple[int, int]]]:
+        """The readable parts that count, the own ones first; what is not read, but may be sound; steps of other numbers."""
         own, beside, found = dict[int, Unread](), dict[int, Unread](), list[Place]()
-        self.counts = {}
+        counts = dict[int, int]()
         for steps, step, opened in self._opened(own, beside):
             record, alone = opened.record, _part_of(steps)
             part, order = record.part or alone, run.order(step, record.token)
             if order is None or not part.writer < part.count == alone.count:
                 continue
             if part.count != self._count:
-                self.counts[step] = part.count
+                counts[step] = part.count
                 continue
             mine, continues = steps is self.own, record.parent is not None
             mine = mine and contains(part.serves, self._index)
             if not (mine and (step, record.token) in self.left_out):
                 seen = Seen(step, record.token, order, part.writer, part.serves, mine, continues)
                 found.append(Place(seen, opened))
-        self.unread, self._unread_own = beside | own, own
-        return found
+        self._unread_own = own
+        return found, [*(beside | own).values()], [*counts.items()]
 
     def find(self, key: Key) -> list[str] | None:
         """The files of a part that lies here or beside it, a ``ServedParts``; OSError if some cannot be read now."""
@@ -156,9 +145,7 @@ class Folders:
         return None
 
     def state(self, step: int, token: str | None) -> State:
-        """Whether this process's own part is as it was saved. If not, it is left out: one that could not be read until
-        ``try_again``, a damaged one until another copy replaces it.
-        """
+        """Whether the own part is as it was saved; else it is left out: until ``try_again``, or it is replaced."""
         path = self.own.path(step)
         found: State = "damaged"
         if not self.backend.exists(path):
@@ -185,7 +172,7 @@ class Folders:
     def _noting(
         self, unread: dict[int, Unread], path: str, step: int = MAX_STEP, *, of_others: bool = False
     ) -> Generator[None]:
-        """If the block cannot read a path, it ends; that is logged and, if nothing says that the step there is damaged, noted in
+        """If the block cannot read a path, it ends; that is logged and, unless something says damage, noted in
         ``unread``. What is ``of_others`` and of another user is not meant for this process.
         """
         try:
@@ -203,9 +190,7 @@ class Folders:
     def _opened(
         self, own: dict[int, Unread], beside: dict[int, Unread], only: int | None = None
     ) -> Iterator[tuple[Steps, int, NativeCheckpoint]]:
-        """The parts of all steps, or ``only`` of one, that can be read here, and then beside it; logs the others, and notes those
-        in ``own`` and ``beside`` that may be sound.
-        """
+        """The readable parts of all steps, or ``only`` one, here, then beside it; notes others in ``own`` and ``beside``."""
         mine, others = os.path.basename(self.path), list[str]()
         with self._noting(own, self._root):
             others = self._beside()
@@ -258,6 +243,10 @@ class Folders:
             return self._copies_in(self.path) if self._count > 1 else []
         return []
 
+    def _copies_of(self, index: int) -> str:
+        """The folder here for copies of the parts of process ``index``."""
+        return f"{self.path}/partner-of_{index}-of-{self._count}"
+
     def _steps(self, folder: str) -> Steps:
         return Steps(folder, True, self.backend, self.own.names)
 
@@ -265,9 +254,9 @@ class Folders:
         return Lease(folder, self.backend, self._persistent)
 
     def claim(self) -> None:
-        """Claims the folder: the next commit of an older writer there fails. Also claims, until ``close``, folders of other
-        numbers of processes with live writers: if one were deleted, its writer would take it for emptied, and continue. If
-        they cannot be written, only warns: a restore still works, and the first save will raise the error.
+        """Claims the folder: the next commit of an older writer there fails; also, until ``close``, folders of other
+        numbers of processes with live writers, which would take a deleted one for emptied, and continue. What cannot be
+        written is only logged: a restore still works, and the first save raises the error.
         """
         try:
             self.lease.claim()
@@ -306,11 +295,7 @@ class Folders:
                 f"{self.path}: the part of step {step} is not here, and is not fetched while another "
                 "Checkpointer uses this directory: restore the step, which takes the directory over"
             )
-
-        def may_commit() -> None:
-            if self.lease.claimed:
-                self.lease.check()
-
+        may_commit = self.lease.check_if_claimed
         return Target(self.own.path(step), self.backend, self._options.durable, may_commit)
 
     def copy_target(self, source: int, step: int, wanted: Callable[[], None]) -> Target:
@@ -320,7 +305,7 @@ class Folders:
             wanted()
             self.lease.check()
 
-        copies = self._steps(f"{self.path}/{_copies_of(source, self._count)}")
+        copies = self._steps(self._copies_of(source))
         path = copies.path(step)
         there = copies.saved(os.path.basename(path)).token
         return Target(path, self.backend, self._options.durable, may_commit, there)
@@ -350,10 +335,8 @@ class Folders:
             self._delete_in(self.own, lambda other, _: other == step)
 
     def retain(self, kept: Collection[int], saved: str, sources: Sequence[int]) -> None:
-        """Deletes own parts and copies of other steps than ``kept``, and copies for processes not in ``sources``. What stands
-        beside the path ``saved`` of the newest part under another prefix of names goes, too.
-        """
-        wanted = {f"{self.path}/{_copies_of(source, self._count)}" for source in sources}
+        """Deletes parts and copies but those ``kept``, and for ``sources``; of the ``saved`` step also other directories."""
+        wanted = {*map(self._copies_of, sources)}
         for copies in self._copies():
             if copies.directory in wanted:
                 self._delete_in(copies, lambda step, _: step not in kept)
@@ -389,9 +372,9 @@ class Folders:
                 tell(event, self._options.on_event)
 
     def discard_leftovers(self, *, of_others: bool) -> None:
-        """Deletes the folders that dead processes of this run left beside this one, if others ran on this host before. Live
-        ones take part in this save and hold the locks of their owner files. ``of_others``: those of other numbers of
-        processes, with steps that count until all have committed a newer one; otherwise those of this number.
+        """Deletes the folders that dead processes left beside this one: of this number, or ``of_others``, with steps that
+        count until all have committed a newer one. Live ones take part in this save, and hold the locks of their owner
+        files.
         """
         locks_work = is_locked(f"{self.path}/{OWNER_FILE}")
         with _undeleted(self._root):  # first: who deletes steps makes a folder look used
@@ -405,9 +388,7 @@ class Folders:
 
 
 def _use(root: str) -> LockFile | None:
-    """A lock that shows, before this process claims its own folder, that the run's is in use; see ``ended.remove_run``. None
-    if there is no such folder yet, or it is being removed.
-    """
+    """A lock that shows ``ended.remove_run`` that the run's folder is in use; None without a folder that stays."""
     with contextlib.suppress(OSError):
         for _ in range(_USE_TRIES):  # who lists the runs excludes others for a moment
             if (held := lock_folder(root, exclusive=False)) is not None:
@@ -418,16 +399,11 @@ def _use(root: str) -> LockFile | None:
 
 @contextlib.contextmanager
 def _undeleted(where: str) -> Generator[None]:
-    """If what is to be deleted in a folder cannot be listed, the block ends; that is logged, as one process alone must not raise."""
+    """If what is to be deleted cannot be listed, the block ends, and that is logged: one process alone must not raise."""
     try:
         yield
     except OSError as error:
         logger.warning("could not delete what is in %s: %s", where, error)
-
-
-def _copies_of(index: int, count: int) -> str:
-    """The folder, in that of its partner, of copies of the parts of process ``index``."""
-    return f"partner-of_{index}-of-{count}"
 
 
 def _numbers(folder: str) -> tuple[int, int]:

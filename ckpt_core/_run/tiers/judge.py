@@ -1,11 +1,9 @@
 """What the processes decide about local steps, from what each of them says: pure functions.
 
-Which steps are whole, which process keeps copies of whose parts, and what all do after a restore that failed.
-
-A step is whole if every process has its own part of it with one token, or can get one that is as
-good as its own. The token identifies the save that wrote the part, so parts of two saves with the
-same step number are never taken for one checkpoint. A step that another number of processes saved is not
-used: it is only named.
+They find which steps are whole, who keeps copies of which parts, and what all do after a restore that failed. A step is
+whole if every process has its own part of it with one token, or can get one that is as good. Since the token identifies
+the save, parts of two saves of one number are never taken for one checkpoint. A step that another number of processes
+saved is only named.
 """
 
 from __future__ import annotations
@@ -27,10 +25,8 @@ from ckpt_core._errors import (
 from ckpt_core._format.part import Runs, contains, dump_runs, parse_runs
 from ckpt_core._run.run_file import Order
 
-_NAMED = 5
-"""Maximum number of processes named in a message as lacking a step."""
-_SOURCES = 3
-"""Maximum number of processes from which one tries to fetch a part."""
+_NAMED = 5  # maximum number of processes named in a message as lacking a step
+_SOURCES = 3  # maximum number of processes from which one tries to fetch a part
 Partners = Literal["host"] | Callable[[int, int], int] | None
 """``Options.partners``."""
 
@@ -119,9 +115,7 @@ class Judgement:
         return replace(self, unread=unread, counts=counts)
 
     def dump(self, count: int, publish: Callable[[list[str]], str]) -> str:
-        """As text for ``parse``: the same for all processes, and short. ``publish`` gives the name under which each process gets
-        its row, the sources that concern it.
-        """
+        """As text for ``parse``, short and the same for all; ``publish`` names a table with a row for each process."""
         rows: list[list[Any]] = [[] for _ in range(count)]
         for step, whole in self.steps.items():
             for process, found in whole.sources.items():
@@ -153,9 +147,7 @@ def _dumps(value: Any) -> str:
 
 
 def judge(everyone: Sequence[LocalParts], machines: Sequence[str]) -> Judgement:
-    """The steps that are whole, and from where each process gets what it lacks. Each process has an entry in ``everyone`` and in
-    ``machines``.
-    """
+    """The steps that are whole, and from where each process gets what it lacks; the arguments are by process."""
     saves: dict[int, dict[str, _Parts]] = {}
     for process, one in enumerate(everyone):
         for seen in one.parts:
@@ -186,9 +178,7 @@ _Parts = list[tuple[int, Seen]]
 def _sources(
     parts: _Parts, everyone: Sequence[LocalParts], machines: Sequence[str]
 ) -> dict[int, list[Source]]:
-    """For each process that lacks its part, its sources; an empty list if there are none. Those on its machine come first, and
-    processes take them in turn, so that load spreads.
-    """
+    """For each process that lacks its part, its sources, or none: those on its machine first, in turns to spread load."""
     here, givers = dict[int, list[Source]](), dict[Runs, list[Source]]()
     lacking = {*range(len(everyone))}
     for process, seen in parts:
@@ -232,7 +222,7 @@ ChosenPartner = int | Literal["host"] | None
 
 
 def choose_partner(partners: Partners, index: int, count: int) -> ChosenPartner:
-    """What process ``index`` says of the process that keeps copies of its parts; ValueError if the user's function gives no other."""
+    """What process ``index`` says of its partner; ValueError if the user's function gives no other process."""
     if partners is None or count == 1:
         return None
     if partners == "host":
@@ -247,9 +237,7 @@ def choose_partner(partners: Partners, index: int, count: int) -> ChosenPartner:
 
 
 def all_partners(chosen: Sequence[ChosenPartner], machines: Sequence[str]) -> list[int | None]:
-    """For each process, the one that keeps copies of its parts, from what ``choose_partner`` gave. On the next machine that
-    is a process of the same place in it; with one machine, the next process.
-    """
+    """For each process, who keeps its copies: in the same place on the next machine; on one machine, the next process."""
     count, of_machine, places = len(chosen), dict[str, list[int]](), list[int]()
     for index, machine in enumerate(machines):
         theirs = of_machine.setdefault(machine, [])
@@ -280,9 +268,9 @@ CopyState = Literal["idle", "busy", "done"]
 
 
 def judge_copies(reports: Sequence[Any]) -> tuple[bool, bool]:
-    """On process 0, before a save, from ``[state, step, token]`` of each process: whether the step to be saved is copied, and
-    whether all have copied the step that each reports. All copy the same steps, so that there is one with a copy of every
-    part. While any process still copies, none begins with another step.
+    """On process 0, from ``[state, step, token]`` of each: whether the step to be saved is copied, and whether all have
+    copied the step that they report. All copy the same, so that one step has copies of all parts: while one copies, none
+    begins.
     """
     states = {state for state, _, _ in reports}
     return "busy" not in states, states == {"done"} and len({*map(tuple, reports)}) == 1
@@ -300,10 +288,10 @@ Cause = Literal["room", "machine", "disk", ""]
 
 
 def cause_of(error: BaseException) -> Cause:
-    """What an error of the system says of this machine: ``"room"`` (nothing can be written here), ``"machine"`` (too few
-    descriptors, no memory, no permission, a file system that does not answer: no other copy would help) or ``"disk"`` (a disk
-    does not give what it holds: another copy may help). Only ``""`` may say something of what was saved: no error of the
-    system, or one that tells what lies there (no file, a directory).
+    """What an error of the system says of this machine: ``"room"`` (nothing can be written), ``"machine"`` (too few
+    descriptors, no memory, no permission, no answer: no other copy would help) or ``"disk"`` (another copy may help).
+    Only ``""`` may say something of what was saved: no error of the system, or one that tells what lies there (no file, a
+    directory).
     """
     if not isinstance(error, OSError) or error.errno is None or error.errno in _OF_THE_FILES:
         return ""
@@ -326,14 +314,14 @@ class Stray(CheckpointError):
 
 
 State = Literal["whole", "damaged", "unread"]
-"""Of a part: every byte is as it was saved; some is not; not all could be read, and nothing is known of the rest."""
+"""Of a part: every byte is as it was saved; some is not; not all could be read."""
 
 
 def vote(error: Exception, there: bool, state: Callable[[], State] = lambda: "whole") -> str:
-    """One process's vote for ``judge_failure`` after a failed restore: ``"mend"`` (its part is damaged or gone: a copy may
-    help), ``"unread"`` (it could not be read: the same, but without a copy the step is not damaged), ``"other"`` (try another
-    copy of the step), ``"raise"`` (no other copy would help) or ``""`` (abstain). ``there``: the step is in this process's
-    directory. ``state`` verifies the part; called only if the error may come from it.
+    """One process's vote for ``judge_failure`` after a failed restore: ``"mend"`` (its part is damaged or gone: a copy
+    may help), ``"unread"`` (it could not be read: the same, but without a copy the step is not damaged), ``"other"`` (try
+    another copy of the step), ``"raise"`` (no other copy would help) or ``""`` (abstain). ``there``: the step is in this
+    process's directory. ``state`` verifies the part; called only if the error may come from it.
     """
     if is_of_target(error):
         return "raise"  # it says nothing about the directory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -66,7 +66,7 @@ def open_local(given: str | os.PathLike[str], directory: RunDirectory) -> LocalT
 
 
 class LocalTier:
-    """The steps of one run in local directories; all processes make the same calls. A run without a name has no local steps yet."""
+    """The steps of one run in local directories; all processes make the same calls. Without a name it has none yet."""
 
     def __init__(self, root: str, run: RunFile, directory: RunDirectory) -> None:
         processes, options = directory.processes, directory.options
@@ -80,12 +80,13 @@ class LocalTier:
         self.in_flight = SaveSlot(self.directory)
         self._processes = processes
         self._options = options
-        self._read_only = directory.read_only
+        self._read_only, self._alone = directory.read_only, processes.count == 1
         # its writer is at work meanwhile; it agrees with nobody
-        self.reads_alone = directory.read_only and processes.count == 1
+        self.reads_alone = self._read_only and self._alone
         self._persistent = directory
         self._run = run
-        self._complete: dict[int, str] = {}
+        # The steps that all processes have, as of their last agreement, with the tokens of their saves.
+        self.complete: dict[int, str] = {}
         self._opened: dict[int, NativeCheckpoint] = {}  # own parts, as the last look found them
         self._found = Judgement({}, {})  # by the last look
         self._has_saved = False
@@ -93,26 +94,20 @@ class LocalTier:
         self._peers = peers = exchange_addresses(processes, options, folders.find, shared)
         self._judged = Table(processes, peers.folder, "judged")
         self._groups = Table(processes, peers.folder, "groups")
-        self._close_peers = weakref.finalize(self, peers.close)
-        self._close_peers.atexit = False  # the server's threads are daemons
+        weakref.finalize(self, peers.close).atexit = False  # the server's threads are daemons
         self._copier = Copier(peers, folders)
         # Equal on all processes: a step of which all have copies, and the one copied now or last.
         self._protected: int | None = None
         self._copied: int | None = None
         wait_for_others([self.in_flight], options.timeout_secs)
         self.look()
-        if not self._complete:
+        if not self.complete:
             name_other_runs(root, run.name, directory.path)
-
-    @property
-    def complete(self) -> Mapping[int, str]:
-        """The steps that all processes have, as of their last agreement, with the tokens of their saves."""
-        return self._complete
 
     @property
     def standing(self) -> set[int]:
         """The complete steps, and those that could not be read: no save begins in their place."""
-        return {*self._complete, *self._found.unread} - {MAX_STEP}
+        return {*self.complete, *self._found.unread} - {MAX_STEP}
 
     @property
     def saves(self) -> Saves:
@@ -138,7 +133,7 @@ class LocalTier:
             raise CheckpointError(self._of_another_number(step))
 
     def newer_of_another_number(self, step: int) -> str:
-        """What is to be said of the newest local step that another number of processes saved, if it is newer than this one."""
+        """What is said of the newest local step of another number of processes, if it is newer than this one."""
         newest = max(self._found.counts, default=-1)
         return self._of_another_number(newest) if newest > step else ""
 
@@ -157,38 +152,35 @@ class LocalTier:
         return OSError(number, text) if number else NewerFormat(text)
 
     def refuse_lost_run(self, newest: Callable[[], int | None]) -> None:
-        """Raises CheckpointCorrupt if no tier has a step though the run had some; or what kept a process from reading local ones."""
-        if self._read_only or (
-            self._found.lost is None and not self._found.unread and not self._found.counts
-        ):
+        """Raises CheckpointCorrupt if no step is left of those that the run had; or what kept a process from reading."""
+        found, lost = self._found, self._found.lost
+        if self._read_only or (lost is None and not found.unread and not found.counts):
             return
-        if MAX_STEP not in self._found.unread and newest() is not None:
+        if MAX_STEP not in found.unread and newest() is not None:
             return
         self.refuse_older(-1)
-        if why := self.newer_of_another_number(-1):
-            why = f"{why}. There"
-        else:
-            assert self._found.lost is not None
+        why = self.newer_of_another_number(-1)
+        if not why and lost is not None:
             why = (
-                f"{self.directory}: step {self._found.lost} is not whole in the local directories: parts of processes "
-                f"{self._found.partial[self._found.lost]} are not here. Start the run where they are. There"
+                f"{self.directory}: step {lost} is not whole in the local directories: parts of processes "
+                f"{found.partial[lost]} are not here. Start the run where they are"
             )
         raise CheckpointCorrupt(
-            f"{why} is no other step, and training does not start from scratch by accident; to begin anew, remove what "
+            f"{why}. There is no other step, and training does not start from scratch by accident; to begin anew, remove what "
             f"the run left on each host: ckpt rm --local {shlex.quote(self._root)} --run "
             f"{os.path.basename(self._run_folder)}"
         )
 
     def is_older(self, step: int, token: str) -> bool:
         """Whether the local copy of a complete step is an older save than the one with ``token``."""
-        return self._run.newer(step, token, than=self._complete[step])
+        return self._run.newer(step, token, than=self.complete[step])
 
     def claim(self) -> None:
         """Claims this process's directory: the next commit of an older writer there fails."""
         self._folders.claim()
 
     def begin_restore(self) -> None:
-        """Looks anew, for the run as process 0 sees it now, and claims the folders of a writer; all processes must call it."""
+        """Looks anew, as process 0 sees the run now, and claims the folders of a writer; all processes must call it."""
         self._use(find_run(self._persistent, make=False))
         if not self._read_only:
             self.claim()
@@ -200,19 +192,17 @@ class LocalTier:
             self._run = run
 
     def delete(self, run: RunFile, unwanted: Callable[[int], bool] | None = None) -> None:
-        """Takes over which saves count; deletes the ``unwanted`` steps, by default those that count no more. All processes must
-        call it.
-        """
+        """Takes over which saves count, on all processes; deletes the ``unwanted`` steps, by default what counts no more."""
         self._use(run)
         last = self._run.earlier[-1][1] if self._run.earlier else MAX_STEP
         gone = unwanted or (lambda step: step > last)
-        if unwanted is None and (left := [step for step in sorted(self._complete) if gone(step)]):
+        if unwanted is None and (left := [step for step in sorted(self.complete) if gone(step)]):
             logger.warning(
                 "%s: deleted steps %s: training does not continue from them",
                 self.directory,
                 str(left)[1:-1],
             )
-        self._complete = {step: one for step, one in self._complete.items() if not gone(step)}
+        self.complete = {step: one for step, one in self.complete.items() if not gone(step)}
         self._found = self._found.without(gone)
         self._copier.cancel()
         self._folders.delete(gone)
@@ -220,8 +210,8 @@ class LocalTier:
     def forget(self, run: RunFile) -> None:
         """Takes over which saves count, and deletes nothing: the next claim or look cleans up."""
         self._use(run)
-        counting = {s: t for s, t in self._complete.items() if run.order(s, t) is not None}
-        self._complete = counting if run.name else self._complete
+        counting = {s: t for s, t in self.complete.items() if run.order(s, t) is not None}
+        self.complete = counting if run.name else self.complete
 
     def refresh(self) -> None:
         """A reader alone looks again: its writer may have saved, left or replaced steps since."""
@@ -233,14 +223,9 @@ class LocalTier:
         """Lists the parts that each process sees; all agree on the steps that every one has or can get."""
         call = "look at the local steps"
         with heard_when_they_meet(self._processes, call):
-            places = self._folders.look(self._run)
-        seen = LocalParts(
-            [place.seen for place in places],
-            not self._read_only,
-            self._peers.server is not None,
-            [*self._folders.unread.values()],
-            [*self._folders.counts.items()],
-        )
+            places, unread, counts = self._folders.look(self._run)
+        parts, serves = [place.seen for place in places], self._peers.server is not None
+        seen = LocalParts(parts, not self._read_only, serves, unread, counts)
 
         def judged(values: list[str]) -> str:
             found = judge([LocalParts.parse(text) for text in values], self._peers.machines)
@@ -259,11 +244,11 @@ class LocalTier:
                 step,
                 absent,
             )
-        self._complete = {step: whole.token for step, whole in found.steps.items()}
+        self.complete = {step: whole.token for step, whole in found.steps.items()}
         self._opened = {
             seen.step: opened
             for seen, opened in places
-            if seen.in_place and self._complete.get(seen.step) == seen.token
+            if seen.in_place and self.complete.get(seen.step) == seen.token
         }
         self._protected = max((s for s, whole in found.steps.items() if whole.twice), default=None)
 
@@ -272,7 +257,7 @@ class LocalTier:
 
         def open_part() -> Any:
             whole = self._found.steps.get(step)
-            if whole and whole.sources and whole.token == self._complete.get(step):
+            if whole and whole.sources and whole.token == self.complete.get(step):
                 (sources,) = whole.sources.values()  # this process lacks its part
                 fetch_lost(step, whole.token, sources, self._peers, self._folders)
                 whole.sources.clear()
@@ -286,9 +271,7 @@ class LocalTier:
     def prepare(
         self, what: StepToSave, *, replaced_first: bool = False
     ) -> tuple[LocalSave, Callable[[], None]]:
-        """A save, whose snapshot the caller takes; and what then runs it and deletes old steps. With ``replaced_first`` it runs
-        once the persistent directory has the new save in place of the old one.
-        """
+        """A save for its snapshot, and what then runs it and deletes old steps; ``replaced_first``: after the persistent one."""
         folders = self._folders
         path = folders.own.new_path(what.step)
         folders.claim_again_if_emptied()
@@ -309,19 +292,18 @@ class LocalTier:
         save = LocalSave(job, folders, self._peers, self._copier, self._groups)
 
         def save_and_retain() -> None:
-            if what.step not in self._complete and folders.backend.exists(path):
+            if what.step not in self.complete and folders.backend.exists(path):
                 folders.discard(what.step)  # left by a failed save, or of another lineage
             # The processes replace their parts at different moments: meanwhile it is incomplete.
-            before = self._complete.get(what.step)
-            self._complete = {s: old for s, old in self._complete.items() if s != what.step}
+            before = self.complete.get(what.step)
+            self.complete = {s: old for s, old in self.complete.items() if s != what.step}
             self._opened.pop(what.step, None)
             try:
                 save.run()
             except BaseException as error:
-                alone = self._processes.count == 1
-                stands = not save.may_have_replaced or (alone and not is_visible(error))
+                stands = not save.may_have_replaced or (self._alone and not is_visible(error))
                 if before is not None and stands and not replaced_first:
-                    self._complete = {**self._complete, what.step: before}
+                    self.complete = {**self.complete, what.step: before}
                 raise
             # steps of another number of processes are not needed any more after a save
             self._found = replace(self._found, counts={})
@@ -334,62 +316,60 @@ class LocalTier:
         return save, save_and_retain
 
     def _retain(self, save: LocalSave, step: int) -> None:
-        """Keeps the newest complete steps and the saved one; deletes this process's other parts. With partners it also keeps
-        the newest step that all partners have copied, and the one that they copy now: once a host loses its part, a step is
-        only of use with that copy. Begins to copy the saved one, if all agreed to.
+        """Keeps the newest complete steps and the saved one, which it begins to copy if all agreed, and deletes other
+        parts here. With partners it also keeps the newest step that all have copied, and the one that they copy: after
+        the loss of a host only a copy is of use.
         """
-        complete = {**self._complete, step: save.token}
+        complete = {**self.complete, step: save.token}
         kept = {step, *sorted(complete)[-self._options.local_max_to_keep :]}
         if self._peers.copies:
-            if save.protected and save.protected in self._complete.items():  # not saved once more
+            if save.protected and save.protected in self.complete.items():  # not saved once more
                 self._protected = save.protected[0]
-            elif self._protected not in self._complete:
-                self._protected = max(self._complete, default=None)
+            elif self._protected not in self.complete:
+                self._protected = max(self.complete, default=None)
             if save.copies:
                 self._copied = step
                 self._copier.copy(step, save.token)
             kept |= complete.keys() & {self._protected, self._copied}
-        self._complete = {one: complete[one] for one in kept}
+        self.complete = {one: complete[one] for one in kept}
         self._folders.retain(kept, save.job.target, self._peers.sources)
 
     def restore(
-        self, step: int, targets: Mapping[str, Any], request: Any
+        self, step: int, load: Callable[[_load.Opening], RestoredStep]
     ) -> tuple[RestoredStep, str] | CheckpointError | OSError:
         """Restores a step from the local directories, see ``read``; also gives the token of its save."""
 
-        def restored(opening: _load.Opening) -> RestoredStep:
-            return _load.restore_checkpoint(opening, targets, request, step)
-
-        token = self._complete.get(step, "")
-        found = self.read(step, restored)
+        token, found = self.complete.get(step, ""), self.read(step, load)
         if not isinstance(found, RestoredStep):
             return found
-        self._copy_again(step)
+        if self._peers.copies and step == max(self.complete, default=None):
+            self._copied = step  # partners copy it where they lost their copies
+            if self._folders.lease.claimed and self._copier.report[0] != "busy":
+                self._copier.copy(step, self.complete[step])
         return found, token
 
     def read(
         self, step: int, load: Callable[[_load.Opening], T], first: _load.Opening | None = None
     ) -> T | CheckpointError | OSError:
-        """What ``load`` makes of a step in the local directories; all processes must call it. If parts are damaged, their
-        processes get them from others, and all try once more. Returns the error if that is of no help and all agreed to try
-        another copy, a Misfit if all parts are whole; raises one that the local files do not cause. ``first`` opens the step
-        for the first try.
+        """What ``load`` makes of a step, whose first try is with ``first``; all processes must call it. Where parts are
+        damaged, their processes get them from others, and all try once more. Gives the error if all agreed to try another
+        copy, a Misfit if all parts are whole; raises one that the local files do not cause.
         """
-        token, fetches = self._complete.get(step), self._processes.count > 1 and not self._read_only
+        token, fetches = self.complete.get(step), not (self._alone or self._read_only)
         unread: Exception | None = None
         try:
             while True:
                 try:
                     return load(first or self.opening(step))
                 except Exception as error:
-                    if self._processes.count > 1 and not agreed_kind(error):
+                    if not self._alone and not agreed_kind(error):
                         # the other processes would not take part in another agreement
                         if isinstance(error, CheckpointCorrupt) and self._state(step) == "whole":
                             raise misfit_of(self.directory, step, error) from error
                         raise
-                    alone, elsewhere, first = self._processes.count == 1, first is not None, None
+                    elsewhere, first = first is not None, None
                     kinds = (CheckpointCorrupt, CheckpointNotFound, OSError)
-                    if elsewhere and any(counts_as(error, kind, alone) for kind in kinds):
+                    if elsewhere and any(counts_as(error, kind, self._alone) for kind in kinds):
                         continue  # it may be the other tier's copy that cannot be read
                     verdict = self._agree_after(step, error)
                     if verdict == "raise":
@@ -399,9 +379,9 @@ class LocalTier:
                     if verdict in ("mend", "unread") and fetches:
                         fetches = False
                         self.look()  # without the parts that are of no use
-                        if token is not None and self._complete.get(step) == token:
+                        if token is not None and self.complete.get(step) == token:
                             continue
-                    fits = alone or verdict != "other"
+                    fits = self._alone or verdict != "other"
                     logger.warning(
                         "step %d is not restored from local directories: %s", step, error
                     )
@@ -409,10 +389,10 @@ class LocalTier:
                         why = self._folders.why_unread(step, token or "") or unread
                         found, kind = unread_of(step, why, unread), OSError.__name__
                         self._folders.try_again()
-                        if not alone:
+                        if not self._alone:
                             self.look()  # it is there as before
                     else:
-                        self._complete.pop(step, None)
+                        self.complete.pop(step, None)
                         made = damage_of if fits else misfit_of
                         found = made(self.directory, step, error)
                         kind = type(found).__name__
@@ -422,21 +402,11 @@ class LocalTier:
         finally:
             self._folders.try_again()
 
-    def _copy_again(self, step: int) -> None:
-        """After a restore: partners copy the newest step where they lost their copies of it."""
-        newest = max(self._complete, default=None)
-        if not self._peers.copies or step != newest:
-            return
-        self._copied = step
-        if self._folders.lease.claimed and self._copier.report[0] != "busy":
-            self._copier.copy(step, self._complete[step])
-
     def _agree_after(self, step: int, error: Exception) -> str:
         """If one process fails, all fail: they agree to mend it, to try another copy, or to raise."""
-        alone = self._processes.count == 1
         try:
             there = self._folders.backend.exists(self._folders.own.path(step))
-            mine = vote(error, there, lambda: "whole" if alone else self._state(step))
+            mine = vote(error, there, lambda: "whole" if self._alone else self._state(step))
         except OSError as other:
             # its folder cannot be listed any more, and the others wait for the vote
             mine = "unread" if cause_of(other) == "disk" else "raise"
@@ -445,13 +415,13 @@ class LocalTier:
 
     def _state(self, step: int) -> State:
         """Whether every byte of this process's part is as it was saved."""
-        return self._folders.state(step, self._complete.get(step))
+        return self._folders.state(step, self.complete.get(step))
 
     def close(self, secs_left: float | None = None) -> None:
         """Releases the claim, when partners have copies of the last step or no grace period is left."""
         limit_secs = self._options.timeout_secs
         try:
-            self._copier.close(self._complete, limit_secs if secs_left is None else secs_left)
+            self._copier.close(self.complete, limit_secs if secs_left is None else secs_left)
         finally:
             self._peers.withdraw()
             self._folders.close()

@@ -56,10 +56,8 @@ _OPEN = (
     "coordinator's port can read it there, and fetch the local steps of every process. Set "
     "Options(peer_secret_file=) to a file with 32 random bytes and the mode 0600, the same on each host"
 )
-_WAITS = 8
-"""A process that gives up this many connections, one after the other, is still in time for the others."""
-_VERIFY_BYTES = 256 * MIB
-"""Maximum host memory in which a part is verified, if no chunk is larger."""
+_WAITS = 8  # a process that gives up so many connections in turn is still in time for the others
+_VERIFY_BYTES = 256 * MIB  # maximum host memory in which a part is verified, if no chunk is larger
 Pieces = Callable[[int], Iterator[bytes]]
 """The content of a file of a part, block by block: 0 is ckpt.json, then come its files by name."""
 
@@ -79,15 +77,8 @@ class Peers:
     sources: tuple[int, ...] = ()  # the processes that have this one as partner
     _found: dict[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
 
-    @property
-    def index(self) -> int:
-        """Of this process."""
-        return self.processes.index
-
     def find(self, process: int) -> tuple[str, int]:
-        """Address and port at which a process serves, asked of the coordination service once; port 0 if it serves nothing.
-        ConnectionError if it is not known, or has ended.
-        """
+        """Address and port of a process, asked of the service once; port 0: it serves nothing. ConnectionError: it has ended."""
         if process not in self._found:
             try:
                 text = self.processes.get(f"{self.folder}/{process}/address")
@@ -115,13 +106,11 @@ class Peers:
         """Serves no longer, and takes back all that concerns this process."""
         self.close()
         if self.folder:
-            self.processes.drop(f"{self.folder}/{self.index}")
+            self.processes.drop(f"{self.folder}/{self.processes.index}")
 
 
 class Table:
-    """Rows of which each concerns one process, published by process 0 at the coordination service. The answer of an agreement goes
-    to every process: with a row for each in it, bytes would grow with the square of their number.
-    """
+    """Rows of which each concerns one process: in the answer, which goes to all, their bytes would grow quadratically."""
 
     def __init__(self, processes: Processes, folder: str, name: str) -> None:
         self._processes = processes
@@ -131,8 +120,8 @@ class Table:
         self._read = ("", "")  # the newest table, and the row of it that this process has read
 
     def publish(self, rows: list[str]) -> str:
-        """On process 0, while it decides: the name of the table for the answer; empty if all rows are. Equal rows are not
-        published again; others take their place, as each process has read its row before it sends a value for this decision.
+        """On process 0, as it decides: the name of the table for the answer; empty if all rows are. Equal rows stay;
+        others take their place, as each process has read its row before it sends a value for this decision.
         """
         if not any(rows):
             return ""
@@ -169,10 +158,9 @@ def heard_when_they_meet(processes: Processes, call: str = _CALL) -> Generator[N
 def exchange_addresses(
     processes: Processes, options: Options, served: ServedParts, directory: str | None = None
 ) -> Peers:
-    """Starts this process's server and tells where it is; all processes must call it. What process 0 answers has a few
-    hundred bytes, whatever the number of processes: where another one serves is asked when something is fetched from it. The
-    secret is in ``directory``, the persistent one in a file system: process 0 has made it before. Raises CheckpointError if the
-    processes have no secret in common, or ``Options.partners`` of one gave no other process.
+    """Starts this process's server and tells where it is; all processes must call it. The answer is short, whatever their
+    number: others are asked where they serve when something is fetched. The secret is in ``directory``, where process 0
+    has made it. CheckpointError: they have no secret in common, or ``Options.partners`` of one gave no other process.
     """
     machine, machines = _name(this_machine()), list[str]()
     if processes.count == 1:
@@ -190,10 +178,8 @@ def exchange_addresses(
     def answer_all(texts: list[str]) -> str:
         introduced = [_Introduced(*json.loads(text)) for text in texts]
         machines.extend(one.machine for one in introduced)
-        failed = [
-            f"process {index} {one.error}" for index, one in enumerate(introduced) if one.error
-        ]
-        problem = failed[0] if failed else _strangers(introduced)
+        failed = (f"process {n} {one.error}" for n, one in enumerate(introduced) if one.error)
+        problem = next(failed, "") or _strangers(introduced)
         partners = all_partners([one.partner for one in introduced], machines)
         without = [index for index, one in enumerate(partners) if one is None]
         nonce = secrets.token_hex(_SECRET_BYTES)
@@ -301,9 +287,7 @@ def _strangers(introduced: Sequence[_Introduced]) -> str:
 
 
 def bring(key: Key, pieces: Pieces, target: Target) -> None:
-    """Brings a part and verifies it. If anything is wrong, nothing remains of it. Raises
-    CheckpointCorrupt if it is damaged, or another one; ConnectionError if it could not be fetched.
-    """
+    """Brings a part, verified, or nothing. CheckpointCorrupt: damaged, or another one; ConnectionError: not fetched."""
     head = b"".join(_bounded(pieces(0), most_bytes(RECORD_FILE), RECORD_FILE))
     record = load_record(head)
     serves = record.part is None or contains(record.part.serves, key.writer)
@@ -330,9 +314,9 @@ def bring(key: Key, pieces: Pieces, target: Target) -> None:
 def fetch_first(
     save: tuple[int, str], sources: Sequence[Source], peers: Peers, target: Target, what: str
 ) -> tuple[Source, list[str]]:
-    """Brings a part from the first of its sources that gives it, another process or another folder of this one; also
-    returns what the sources before answered. CheckpointCorrupt says what each answered, if none has the part whole. OSError: it could not be written here, or one
-    source could not be asked or could not read it.
+    """Brings a part from the first source that gives it, another process or another folder here; also gives what the ones
+    before answered. CheckpointCorrupt: none has it whole; OSError: it cannot be written here, or one could not be asked,
+    or read it.
     """
     failures: list[str] = []
     refused: OSError | None = None
@@ -361,7 +345,7 @@ def fetch_first(
 
 
 def _bring_from(source: Source, key: Key, peers: Peers, target: Target) -> None:
-    if source.process == peers.index:
+    if source.process == peers.processes.index:
         paths = peers.served(key)
         if paths is None:
             raise Lacking("it was here and is gone")
@@ -395,11 +379,11 @@ def pieces_of_files(paths: Sequence[str]) -> Pieces:
 def fetch_lost(
     step: int, token: str, sources: Sequence[Source], peers: Peers, folders: Folders
 ) -> None:
-    """Gets this process's part of a whole step, which it lacks or which is damaged here, from wherever it is whole; blocks
-    meanwhile. All have agreed on the sources before, in ``judge.judge``, and the others only serve files. Raises
-    CheckpointNotFound if it may not be brought here, else what ``fetch_first`` does.
+    """Gets this process's part of a step, which it lacks or which is damaged, from the sources on which all agreed
+    before; the others only serve files. Raises CheckpointNotFound if it may not be brought here, else what
+    ``fetch_first`` does.
     """
-    mine, target = peers.index, folders.own_target(step)
+    mine, target = peers.processes.index, folders.own_target(step)
     lost = f"the part of process {mine} of step {step} is lost or damaged in its local directory, and could not be fetched"
     source, failures = fetch_first((step, token), sources, peers, target, lost)
     state, why = folders.left_out.pop((step, token), ("", ""))

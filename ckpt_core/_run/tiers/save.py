@@ -1,9 +1,9 @@
-"""Saves into local directories: each process writes the shards it holds, and all commit or none; then partners copy their parts.
+"""Saves into local directories: each process writes the shards it holds, all commit or none; then partners copy their parts.
 
-The part of a step that one process wrote is of use for another if both hold the same: the same regions of all distributed
-arrays, and equal values of all else, numbers, text, numpy arrays, arrays bound to no device. The state of a data pipeline
-belongs to one process, but it is small: processes that hold the same form blocks of eight at most, and each writes the
-states of its block. A block is spread over the job: its processes are on different hosts.
+The part of one process is of use for another if both hold the same regions of all distributed arrays, and equal values of
+all else: numbers, text, numpy arrays, arrays bound to no device. The state of a data pipeline belongs to one process, but
+it is small: those that hold the same form blocks of at most eight, on different hosts, and each writes the states of its
+block.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ MOST_STATE_BYTES = 64 * KIB
 BLOCK = 8
 """Maximum number of processes that get each other's pipeline states."""
 _LOOK_SECS = 0.2
-_STALLED_SECS = 10.0
-"""``Copier.finish`` gives up if no partner is connected for this time."""
+_STALLED_SECS = 10.0  # ``Copier.finish`` gives up if no partner is connected for this time
 
 States = dict[str, dict[str, str]]
 """Of data pipelines: item -> file name -> content."""
@@ -60,9 +59,7 @@ class StepToSave:
 
 
 def holding_of(items: Sequence[PreparedItem], index: int) -> tuple[str, States]:
-    """What process ``index`` holds, from items whose arrays are on the host: 22 letters, equal on processes that can replace
-    each other, and the states of its data pipelines. States that are too large to be sent belong to it alone.
-    """
+    """What a process holds: a digest, equal where processes can replace each other, and the states of its pipelines."""
     digest = hashlib.sha256()
     states: States = {}
     for item in sorted(items, key=lambda item: item.name):
@@ -78,7 +75,7 @@ def holding_of(items: Sequence[PreparedItem], index: int) -> tuple[str, States]:
             if item.plan is not None:
                 digest.update(item.plan.coverage.encode())
     size_bytes = sum(len(text) for files in states.values() for text in files.values())
-    if size_bytes > MOST_STATE_BYTES:
+    if size_bytes > MOST_STATE_BYTES:  # too large to be sent: they belong to it alone
         states = {}
         digest.update(f"process {index}".encode())
     return base64.b64encode(digest.digest()[:16]).decode().rstrip("="), states
@@ -117,8 +114,9 @@ def groups_of(digests: Sequence[str], with_states: bool) -> list[list[int]]:
 
 
 def combine_offers(offers: Sequence[Sequence[Any]], groups: Table, partners: bool) -> list[Any]:
-    """On process 0: the answer to what all offered in agreement 1 (token, digest, whether it sends states, and the report for
-    ``judge_copies``), the same to all: the token that all have, where each finds its group, and what ``judge_copies`` says.
+    """On process 0: the answer to what all offered in agreement 1 (token, digest, whether it sends states, and the report
+    for ``judge_copies``), the same to all: the token that all have, where each finds its group, and what ``judge_copies``
+    says.
     """
     rows, digests = [""] * len(offers), [digest for _, digest, *_ in offers]
     for group in groups_of(digests, any(sends for _, _, sends, _ in offers)):
@@ -130,9 +128,7 @@ def combine_offers(offers: Sequence[Sequence[Any]], groups: Table, partners: boo
 
 
 class LocalSave(Save):
-    """One save of all processes, each into its own directory: all commit, or none. The processes agree three times: that they save the
-    same; that all have made their files durable and still own their directories; and that all have committed.
-    """
+    """One save into each process's own directory: all agree on what is saved, that it is durable, and that it is committed."""
 
     def __init__(
         self,
@@ -151,10 +147,6 @@ class LocalSave(Save):
         self.protected: tuple[int, str] | None = None  # that the partners have whole copies of
         self.may_have_replaced = False  # a process may have put the step in an older one's place
 
-    def start(self) -> None:
-        if self.job.processes.count > 1:
-            self._agree_to_start()
-
     def write_part(self) -> str:
         self._lease.claim()
         self.begin()
@@ -169,8 +161,10 @@ class LocalSave(Save):
         # before the last agreement: live processes still hold their claims
         self._folders.discard_leftovers(of_others=False)
 
-    def _agree_to_start(self) -> None:
+    def start(self) -> None:
         """All processes agree on token, groups and copies, before anything is written."""
+        if self.job.processes.count == 1:
+            return
         job, copied, states = self.job, self._copier.report, States()
         index, processes = job.processes.index, job.processes
 
@@ -188,12 +182,9 @@ class LocalSave(Save):
             "the step": job.step,
             "Options(local_max_to_keep=)": job.options.local_max_to_keep,
         }
-        partners = self._peers.copies
-
-        def combine(offers: list[Any]) -> list[Any]:
-            return combine_offers(offers, self._groups, partners)
-
-        self.token, groups, self.copies, protected = self.agree(settings, offer, combine)
+        self.token, groups, self.copies, protected = self.agree(
+            settings, offer, lambda offers: combine_offers(offers, self._groups, self._peers.copies)
+        )
         self.protected = copied[1:] if protected else None
         self.part = part = Part(index, processes.count, parse_runs(self._groups.row(groups)))
         if states:
@@ -205,12 +196,10 @@ class LocalSave(Save):
                 )
             received = [json.loads(text or "") for text in texts]
             for at, item in enumerate(self.items):
-                files = {
-                    name: text for one in received for name, text in one.get(item.name, {}).items()
-                }
                 others = {
                     name: text.encode(errors="surrogateescape")
-                    for name, text in files.items()
+                    for one in received
+                    for name, text in one.get(item.name, {}).items()
                     if name not in item.state_files
                 }
                 self.items[at] = replace(item, others=others)
@@ -292,9 +281,7 @@ class Copier:
         self._state = "idle"
 
     def finish(self, timeout_secs: float) -> None:
-        """Blocks until the copies of the last step are made, here and of this process's part; gives up at the timeout, or
-        once no partner is connected any more. What this process fetches ends by itself, if no byte comes.
-        """
+        """Blocks until the copies of the last step are made, here and of this part, or time is up, or no partner is there."""
         server, moved = self._peers.server, time.monotonic()
         deadline = moved + timeout_secs
         while self._state in ("busy", "done") and (now := time.monotonic()) < deadline:
@@ -306,17 +293,15 @@ class Copier:
             time.sleep(_LOOK_SECS)
 
     def _is_copied(self) -> bool:
-        """Whether a partner has this step."""
+        """Whether a partner has the step."""
         with contextlib.suppress(OSError, RuntimeError):  # of the service
-            key = f"{self._peers.folder}/{self._peers.index}/copied"
+            key = f"{self._peers.folder}/{self._peers.processes.index}/copied"
             told = self._peers.processes.get(key) or ""
             return _processes.coordination().client is None or self._now[1] in told.split(" ")
         return True
 
     def close(self, steps: Mapping[int, str], timeout_secs: float) -> None:
-        """Finishes; also copies the newest of ``steps`` (with their tokens), if copies of an earlier one were still being
-        made then. The timeout is for all of it.
-        """
+        """Finishes, in that time; also copies the newest of ``steps``, with tokens, if an earlier one was being copied."""
         if not self._peers.copies:
             return
         try:

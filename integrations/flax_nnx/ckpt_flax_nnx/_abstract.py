@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 import jax
 from flax import nnx
 from flax.nnx import spmd
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ckpt_core.arguments import answering
 
@@ -154,9 +154,6 @@ def _on_mesh(leaf: Any, mesh: Mesh, annotated: PartitionSpec | None) -> jax.Shap
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
-_Path = tuple[str, ...]
-
-
 def like_params(state: T, params: Any) -> T:
     """The state's shapes and dtypes with the shardings of the parameters: a target for ``load``.
 
@@ -175,34 +172,23 @@ def like_params(state: T, params: Any) -> T:
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(params)
     by_path = {_entries(path): leaf for path, leaf in leaves}
-    mesh = _mesh_of([leaf for _, leaf in leaves])
+    shardings = [getattr(leaf, "sharding", None) for _, leaf in leaves]
+    meshes = [one.mesh for one in shardings if isinstance(one, NamedSharding)]
+    mesh = next((mesh for mesh in meshes if isinstance(mesh, Mesh)), None)
     elsewhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
 
     def place(path: Any, leaf: Any) -> Any:
         if not hasattr(leaf, "dtype"):
             return leaf
-        twin = _parameter_of(_entries(path), leaf, by_path)
+        names = _entries(path)
+        ends = (by_path.get(names[start:]) for start in range(len(names) + 1))  # the longest first
+        twin = next((one for one in ends if one is not None and one.shape == leaf.shape), None)
         sharding = elsewhere if twin is None else getattr(twin, "sharding", None)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     return jax.tree_util.tree_map_with_path(place, state)
 
 
-def _parameter_of(path: _Path, leaf: Any, by_path: dict[_Path, Any]) -> Any:
-    """The parameter with the longest path that ends the leaf's path; None if there is none."""
-    for start in range(len(path) + 1):
-        parameter = by_path.get(path[start:])
-        if parameter is not None and parameter.shape == leaf.shape:
-            return parameter
-    return None
-
-
-def _entries(path: Any) -> _Path:
+def _entries(path: Any) -> tuple[str, ...]:
     """A JAX key path as texts, because a list of parameters may be a dict in the state."""
     return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)
-
-
-def _mesh_of(leaves: list[Any]) -> Mesh | None:
-    shardings: list[Sharding] = [leaf.sharding for leaf in leaves if hasattr(leaf, "sharding")]
-    meshes = [s.mesh for s in shardings if isinstance(s, NamedSharding)]
-    return next((mesh for mesh in meshes if isinstance(mesh, Mesh)), None)

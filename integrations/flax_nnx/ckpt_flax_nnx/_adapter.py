@@ -17,35 +17,25 @@ tuple where Flax keys a state by paths (``nnx.SpectralNorm``)."""
 
 
 class NNXAdapter:
-    """Reads and sets the state of NNX objects: every Variable and every array under ``nnx.data``.
-
-    Code is not saved: static attributes, Variable metadata, hooks, annotations. A restore therefore
-    changes only values.
+    """Reads and sets the state of NNX objects: every Variable and every array under ``nnx.data``. Code is not saved: static
+    attributes, Variable metadata, hooks, annotations.
     """
 
     shares = True
     """Modules in one container may share Variables, which are stored once, with the first module."""
 
     def accepts(self, cls: type, /) -> bool:
-        """Whether objects of this class are NNX objects.
-
-        Other classes of ``flax`` (Linen's TrainState, FrozenDict, Partitioned, ``flax.struct``
-        dataclasses) are ordinary immutable pytrees, which the core saves without an adapter.
-        """
-        return issubclass(cls, _NNX_TYPES) and not _is_keras(cls)
+        """Whether objects of this class are NNX objects. Linen's and other immutable pytrees of ``flax`` need no adapter."""
+        # In Keras' NNX mode a layer inherits from nnx.Module, but its attributes are not an NNX graph.
+        return issubclass(cls, _NNX_TYPES) and not any(
+            base.__module__.partition(".")[0] == "keras" for base in cls.__mro__
+        )
 
     def get_state(self, obj: Any, seen: dict[int, Any] | None = None, /) -> Any:
-        """The values of an NNX object, as dictionaries nested like its attributes.
+        """The raw values of an NNX object, as dictionaries nested like its attributes; hooks like ``on_get_value`` do not run.
 
-        A Variable with several paths (tied weights) is stored once, under the first of
-        them. Values are raw: hooks such as ``on_get_value`` do not run. Positions in
-        an ``nnx.List`` are ints, keys of an ``nnx.Dict`` are text. ``nnx.Intermediate`` Variables of a
-        module are left out: they hold results of the last forward pass, not state of the model.
-
-        Args:
-            obj: the object.
-            seen: id -> Variable, stored with other objects of the same tree. They are left out
-                here; those of this object are added.
+        A Variable with several paths (tied weights) is stored once, under the first of them; those in ``seen``, by id, were
+        stored with other objects of the same tree. ``nnx.Intermediate`` is left out: it is no state of the model.
         """
         if isinstance(obj, nnx.Variable):
             return _value_of(obj)
@@ -54,10 +44,7 @@ class NNXAdapter:
     def get_stored(
         self, obj: Any, below: Callable[[str, Any], Any], seen: dict[int, Any] | None = None, /
     ) -> Any:
-        """Like ``get_state``, with ``below("value", ...)`` around the value of each Variable.
-
-        In Orbax a Variable is a node of the tree, and its array has the key ``value``.
-        """
+        """Like ``get_state``, with ``below("value", ...)`` around each value: in Orbax a Variable is a node of the tree."""
 
         def marked(variable: Any) -> Any:
             return below("value", _value_of(variable))
@@ -90,12 +77,8 @@ class NNXAdapter:
         return found
 
     def set_state(self, obj: Any, state: Any, /) -> None:
-        """Sets the Variables of ``obj`` to values with the structure of ``get_state(obj)``.
-
-        A Variable without a value was set already, with another object that shares it.
-
-        The Variables stay the same objects with the same metadata, so everything that shares them
-        (tied weights, an optimizer, a compiled step) sees the new values.
+        """Sets the Variables of ``obj``, which stay the same objects: what shares them sees the new values. A Variable
+        without a value was set already, with another object that shares it.
         """
         if isinstance(obj, nnx.Variable):
             _set_variable(obj, state)
@@ -107,10 +90,8 @@ class NNXAdapter:
             _warn_of_abstract_intermediates(obj)
 
     def set_leaves(self, obj: Any, leaves: Mapping[tuple[Key, ...], Any], /) -> list[Any]:
-        """Sets arrays on some Variables of ``obj``, by path; returns the arrays that they hold now.
-
-        It skips bare arrays, Variables that hold trees of arrays, and mutable references, whose
-        memory is written to: ``set_state`` sets those.
+        """Sets arrays on some Variables, by path; returns the arrays that they hold now. Bare arrays, Variables of trees
+        and mutable references, whose memory is written to, are left to ``set_state``.
         """
         live = obj if isinstance(obj, nnx.Variable) else _live_state(obj)
         was_set: list[Any] = []
@@ -128,10 +109,7 @@ class NNXAdapter:
         return was_set
 
     def copy(self, objects: Sequence[Any], /) -> list[Any]:
-        """Copies of the objects with new Variables; the immutable arrays are shared.
-
-        Copies share Variables and modules with each other as the originals do.
-        """
+        """Copies with new Variables, which they share with each other as the originals do; the immutable arrays are shared."""
         graphdef, state = nnx.split(list(objects), graph=True)
         return nnx.merge(graphdef, state, copy=True)
 
@@ -150,11 +128,6 @@ class NNXAdapter:
 
 
 _NNX_TYPES = (nnx.Pytree, nnx.Variable, nnx.State, variablelib.HijaxVariable)
-
-
-def _is_keras(cls: type) -> bool:
-    # In Keras' NNX mode a layer inherits from nnx.Module, but its attributes are not an NNX graph.
-    return any(base.__module__.partition(".")[0] == "keras" for base in cls.__mro__)
 
 
 def _live_state(obj: Any) -> Mapping[Key, Any]:
@@ -255,9 +228,7 @@ def _value_of(leaf: Any) -> Any:
 
 
 def _on_devices(value: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """The abstract value with its sharding on the devices of the current mesh: ``nnx.eval_shape`` inside ``jax.set_mesh``
-    gives shardings over an abstract mesh, which has no devices.
-    """
+    """The value on the devices of the current mesh: ``nnx.eval_shape`` in ``jax.set_mesh`` gives a mesh without devices."""
     sharding = value.sharding
     if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, AbstractMesh):
         return value
@@ -292,15 +263,8 @@ def _set_variables(live: Mapping[Key, Any], state: Mapping[Key, Any]) -> dict[Ke
         elif variablelib.is_array_ref(child):
             child[...] = state[key]
         else:
-            bare[key] = _Bare(state[key])
+            bare[key] = state[key]
     return bare
-
-
-class _Bare:
-    """Wraps a new value for a leaf without a Variable, to distinguish it from a dict of leaves."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
 
 
 def _set_bare(node: Any, leaves: Mapping[Key, Any]) -> Any:
@@ -308,7 +272,7 @@ def _set_bare(node: Any, leaves: Mapping[Key, Any]) -> Any:
     children = _children(node)
     changed: dict[Key, Any] = {}
     for key, leaf in leaves.items():
-        new = leaf.value if isinstance(leaf, _Bare) else _set_bare(children[key], leaf)
+        new = _set_bare(children[key], leaf) if isinstance(leaf, dict) else leaf
         if new is not children[key]:
             changed[key] = new
     if not changed:

@@ -1,7 +1,4 @@
-"""The adapter: gets and sets the state of Grain iterators, compares their pipelines, and proves their resume.
-
-It corrects Grain's states: types that JSON loses, and workers that have not started.
-"""
+"""Gets and sets the state of Grain iterators, in which it corrects types that JSON loses and workers that have not started."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import hashlib
 import json
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
 import grain
@@ -29,36 +26,30 @@ _PIPELINES = (grain.MapDataset, grain.IterDataset, grain.DataLoader)
 
 
 class GrainAdapter:
-    """Reads and sets the position of Grain iterators.
-
-    A state is ``{"grain": Grain's state, "pipeline": description of the pipeline}``. The position is
-    after the elements that ``next`` has returned, without those that Grain has only prefetched.
+    """Reads and sets ``{"grain": Grain's state, "pipeline": description of the pipeline}``. The position is after the elements
+    that ``next`` has returned, without those that Grain has only prefetched.
     """
 
     per_process = True
     """Every process has its own position, and so its own file."""
 
     def __init__(self) -> None:
-        self._descriptions: weakref.WeakKeyDictionary[Any, dict[str, Any]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._tolerant: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._descriptions = weakref.WeakKeyDictionary[Any, dict[str, Any]]()
+        self._tolerant = weakref.WeakSet[Any]()
 
     def accepts(self, cls: type, /) -> bool:
         """Whether objects of this class are Grain iterators or pipelines."""
         return issubclass(cls, _ITERATORS + _PIPELINES)
 
     def get_state(self, obj: Any, /) -> dict[str, Any]:
-        """A copy of the iterator's state, which later ``next`` calls do not change.
-
-        Raises:
-            UnsupportedLeaf: a dataset or loader instead of an iterator.
-            CheckpointError: the iterator was closed.
-        """
+        """A copy of the state, which later ``next`` calls do not change; CheckpointError if the iterator was closed."""
         if isinstance(obj, Proven):
-            state, next_element = obj.peek(self.get_state)
+            state, next_element = obj.peek()
             return {**copy.deepcopy(state), "next": next_element}
-        if _is_closed(_unwrapped(obj)):
+        inner = _unwrapped(obj)
+        if isinstance(inner, grain.DataLoaderIterator):
+            inner = getattr(inner, "_iterator", inner)
+        if getattr(inner, "_closed", False):
             raise CheckpointError(
                 f"the Grain iterator {type(obj).__name__} is closed: save before closing it, and restore into a new one"
             )
@@ -70,20 +61,26 @@ class GrainAdapter:
 
     def get_position(self, obj: Any, /) -> dict[str, Any]:
         """Where the iterator stands: no description of the pipeline, no proof."""
-        state = _forget_unstarted(_unwrapped(obj), obj.get_state())
-        # A deep copy, because Grain returns objects that it still uses.
-        return {"grain": copy.deepcopy(state), "pipeline": None}
+        inner, state = _unwrapped(obj), obj.get_state()
+        # A copy, because Grain returns objects that it still uses; with other states for some workers.
+        return {"grain": copy.deepcopy(state, _unstarted_states(inner)), "pipeline": None}
 
     def set_state(self, obj: Any, state: dict[str, Any], /) -> None:
-        """Sets the iterator to the saved position, and starts its prefetching.
-
-        Raises:
-            StructureMismatch: the pipeline differs from the saved one; nothing was changed. Or
-                its next element is not the one that the saved run would have seen (``with_proof``).
+        """Sets the iterator to the saved position, and starts its prefetching. StructureMismatch if the pipeline differs, when
+        nothing was changed, or if its next element is not the one that the saved run would have seen.
         """
         self.check_state(obj, state)
         if isinstance(obj, Proven):
-            self._set_proven(obj, state)
+            obj.ahead = None  # of another position
+            self.set_state(obj.iterator, state)
+            wanted = state.get("next")  # None if it was saved without proof
+            if wanted is not None and (found := obj.peek()[1]) != wanted:
+                raise StructureMismatch(
+                    [Mismatch("next element", "digest", wanted, found)],
+                    where="the data pipeline",
+                    advice="The position was restored, and other data comes from it: has the data changed, or "
+                    "a function of the pipeline? Restore into the iterator without with_proof to accept it.",
+                )
             return
         _let_go_of_workers(obj, state["grain"])
         # A deep copy, because Grain keeps the state and changes it later.
@@ -93,11 +90,7 @@ class GrainAdapter:
             obj.start_prefetch()
 
     def check_state(self, obj: Any, state: dict[str, Any], /) -> None:
-        """Refuses the state of another pipeline; does not change the iterator.
-
-        Raises:
-            StructureMismatch: with every difference between the two pipelines.
-        """
+        """Raises StructureMismatch with every difference to the saved pipeline; does not change the iterator."""
         inner, saved = _unwrapped(obj), state["pipeline"]
         if saved is not None:  # None in a file of Grain's own handler
             now = self._description_of(inner)
@@ -120,21 +113,6 @@ class GrainAdapter:
         """Marks an iterator so that ``set_state`` compares process counts only; returns it."""
         self._tolerant.add(_unwrapped(obj))
         return obj
-
-    def _set_proven(self, obj: Proven[Any], state: dict[str, Any]) -> None:
-        obj.forget()
-        self.set_state(obj.iterator, state)
-        wanted = state.get("next")
-        if wanted is None:
-            return  # saved without proof
-        _, found = obj.peek(self.get_state)
-        if found != wanted:
-            raise StructureMismatch(
-                [Mismatch("next element", "digest", wanted, found)],
-                where="the data pipeline",
-                advice="The position was restored, and other data comes from it: has the data changed, or "
-                "a function of the pipeline? Restore into the iterator without with_proof to accept it.",
-            )
 
     def _description_of(self, obj: Any) -> dict[str, Any]:
         """The description of the iterator's pipeline, made once, with warnings of what cannot resume exactly."""
@@ -184,11 +162,6 @@ def _unwrapped(obj: Any) -> Any:
     )
 
 
-def _is_closed(obj: Any) -> bool:
-    inner = getattr(obj, "_iterator", obj) if isinstance(obj, grain.DataLoaderIterator) else obj
-    return bool(getattr(inner, "_closed", False))
-
-
 def _as_json(value: Any) -> Any:
     """numpy numbers and bytes as plain JSON values; our own file keeps their types."""
     if isinstance(value, (np.generic, np.ndarray)):
@@ -212,36 +185,32 @@ class Proven(grain.DatasetIterator[T], Generic[T]):
     def __init__(self, iterator: Any) -> None:
         super().__init__()
         self.iterator = iterator
-        self._ahead: tuple[Any, Any] | None = None
+        self.ahead: tuple[Any, Any] | None = None
 
     def __next__(self) -> T:
-        if self._ahead is None:
+        if self.ahead is None:
             return next(self.iterator)
-        _, element = self._ahead
+        _, element = self.ahead
         if element is _END:
             raise StopIteration
-        self._ahead = None
+        self.ahead = None
         return element
 
-    def peek(self, position_of: Callable[[Any], Any]) -> tuple[Any, str]:
+    def peek(self) -> tuple[Any, str]:
         """The position before the next element, and the digest of that element."""
-        if self._ahead is None:
-            position = position_of(self.iterator)
-            self._ahead = position, next(self.iterator, _END)
-        position, element = self._ahead
+        if self.ahead is None:
+            position = ADAPTER.get_state(self.iterator)
+            self.ahead = position, next(self.iterator, _END)
+        position, element = self.ahead
         return position, "end" if element is _END else _digest(element)
-
-    def forget(self) -> None:
-        """Drops the element that was looked at, because the position has changed."""
-        self._ahead = None
 
     def get_state(self) -> Any:
         """Grain's state of the wrapped iterator, before the next element."""
-        return self.iterator.get_state() if self._ahead is None else self._ahead[0]["grain"]
+        return self.iterator.get_state() if self.ahead is None else self.ahead[0]["grain"]
 
     def set_state(self, state: Any) -> None:
         """Sets the wrapped iterator to a Grain state, without a check."""
-        self.forget()
+        self.ahead = None  # of another position
         self.iterator.set_state(state)
 
     def start_prefetch(self) -> None:
@@ -272,20 +241,20 @@ _SUB_STATES = "iterators_in_use_states"
 """The key under which an interleaving iterator (``mp_prefetch`` makes one) stores its parts."""
 
 
-def _forget_unstarted(obj: Any, state: Any) -> Any:
-    """The state of ``obj`` with empty states, which mean the beginning, for workers that have not started. Until a worker
+def _unstarted_states(obj: Any) -> dict[int, Any]:
+    """Id of the state of each worker that has not started -> the empty state, which means the beginning. Until a worker
     of ``mp_prefetch`` has returned an element, Grain takes its state from the main process, which does not know the
     worker's part. With few files that state points outside of the part, and the restored iterator fails.
     """
-    unstarted = {
-        id(worker._state)
+    return {
+        id(worker._state): {}
         for interleave in _interleaves(obj)
         for worker in interleave._iterators_in_use
-        if _runs_in_another_process(worker)
+        # A thread of this process receives the elements from the other process.
+        if hasattr(getattr(worker, "_maybe_nonnative_parent", worker), "_iter_parent")
         and getattr(worker, "_next_index", None) == 0
         and getattr(worker, "_state", None)
     }
-    return _without(state, unstarted) if unstarted else state
 
 
 def _let_go_of_workers(obj: Any, state: Any) -> None:
@@ -326,26 +295,8 @@ def _interleaves(obj: Any) -> Iterator[Any]:
             stack.extend(getattr(iterator, "_parents", ()))
 
 
-def _runs_in_another_process(worker: Any) -> bool:
-    # A thread of this process receives the elements from the other process.
-    source = getattr(worker, "_maybe_nonnative_parent", worker)
-    return hasattr(source, "_iter_parent")
-
-
-def _without(node: Any, unstarted: set[int]) -> Any:
-    if isinstance(node, dict):
-        return {
-            key: [{} if id(sub) in unstarted else sub for sub in value]
-            if key == _SUB_STATES
-            else _without(value, unstarted)
-            for key, value in node.items()
-        }
-    return [_without(child, unstarted) for child in node] if isinstance(node, list) else node
-
-
 def _holds_empty(node: Any) -> bool:
+    """Whether a state has the empty state of a worker in it."""
     if isinstance(node, dict):
-        if any(sub == {} for sub in node.get(_SUB_STATES, ())):
-            return True
-        return any(_holds_empty(child) for child in node.values())
-    return isinstance(node, list) and any(_holds_empty(child) for child in node)
+        return {} in node.get(_SUB_STATES, ()) or any(map(_holds_empty, node.values()))
+    return isinstance(node, list) and any(map(_holds_empty, node))

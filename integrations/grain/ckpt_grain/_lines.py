@@ -1,8 +1,8 @@
 """The lines that describe a pipeline: one for each node, with the settings that decide which elements come.
 
-The text is the same in every process that builds the same pipeline. Settings count by value: arrays by
-digests, functions by name, other objects by the constructor arguments that they keep. An argument that has a
-default, and holds None or an object, does not count: its use may have filled it (a cache, a tokenizer).
+The text is the same in every process. Settings count by value: arrays by digests, functions by name, other objects by the
+constructor arguments that they keep. An argument that has a default, and holds None or an object, does not count: its use
+may have filled it (a cache, a tokenizer).
 """
 
 from __future__ import annotations
@@ -29,19 +29,12 @@ from grain import experimental as grain_experimental
 
 MAX_TEXT = 400
 """The most characters of one setting; a longer one is cut, with a digest added."""
-
 MAX_ITEMS = 10_000
 """The most entries of a list or dictionary that are described one by one."""
-
-WHOLE_BYTES = 64 << 20
+WHOLE_BYTES, BLOCKS, BLOCK_BYTES = 64 << 20, 64, 1 << 20
 """Larger arrays are digested by blocks spread over them, because they may be mapped files."""
-
-BLOCKS = 64
-BLOCK_BYTES = 1 << 20
-
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """Memory addresses, which differ between processes."""
-
 QUOTED = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"")
 """Text in quotes, as ``repr`` writes it."""
 
@@ -76,9 +69,7 @@ _LEFT_OUT = frozenset(
     )
 )
 # Nodes that do not change the elements, and depend on how the pipeline is run.
-_TRANSPARENT = frozenset(
-    {"_LazyWorkerSliceIterDataset", "_MpContextIterDataset", "WithOptionsIterDataset"}
-)
+_TRANSPARENT = ("_LazyWorkerSliceIterDataset", "_MpContextIterDataset", "WithOptionsIterDataset")
 
 
 def is_elastic(obj: Any) -> bool:
@@ -89,20 +80,13 @@ def is_elastic(obj: Any) -> bool:
     )
 
 
-def loader_of(iterator: Any) -> Any:
-    """The ``grain.DataLoader`` of an iterator."""
-    return vars(iterator)["_data_loader"]
-
-
 def digest_of(text: str) -> str:
     """SHA-256 of a text."""
     return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
 
 
 class Lines:
-    """One line for each node of an iterator's pipeline, with its inputs indented below; and for each of its sources the name, and
-    a digest of the lists of texts and numbers that it holds.
-    """
+    """One line for each node, with its inputs indented below; and each source's name with a digest of its lists."""
 
     def __init__(self) -> None:
         self._known: dict[int, list[str]] = {}
@@ -113,7 +97,7 @@ class Lines:
             return ["ElasticIterator()", *_indented(self._node_lines(obj._ds))]
         if not isinstance(obj, grain.DataLoaderIterator):
             return self._node_lines(obj)
-        loader = loader_of(obj)
+        loader: Any = vars(obj)["_data_loader"]
         return [
             f"DataLoader(worker_count={loader.multiprocessing_options.num_workers}, "
             f"shard_options={loader._shard_options!r})",
@@ -141,7 +125,9 @@ class Lines:
         settings = _settings_of(node)
         parts: list[str] = []
         for key, value in sorted(settings.items()):
-            if key in _LEFT_OUT or _is_cached(node, key) or isinstance(value, _NODES):
+            member = inspect.getattr_static(type(node), key, None)
+            is_cached = isinstance(member, functools.cached_property)  # there after its first use
+            if key in _LEFT_OUT or is_cached or isinstance(value, _NODES):
                 continue
             if key == "_map_fn" and "_transform" in settings:
                 continue  # a method of the transform, which is described already
@@ -189,11 +175,6 @@ def _settings_of(node: Any) -> Mapping[str, Any]:
     return {f"_{name}": value for name, value in _arguments_of(node, every=of_grain).items()}
 
 
-def _is_cached(node: Any, name: str) -> bool:
-    """Whether the attribute is a cached property, which exists only after its first use."""
-    return isinstance(inspect.getattr_static(type(node), name, None), functools.cached_property)
-
-
 def _is_of_grain(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] == "grain"
 
@@ -208,9 +189,8 @@ def _lists_in(source: Any, depth: int = 3, given: bool = True) -> Iterator[str]:
         entries: list[Any] = [] if is_array else list(cast("Sequence[Any]", source))
         leaves = jax.tree.leaves(entries, is_leaf=lambda one: not isinstance(one, (list, tuple)))
         counts = given or any(isinstance(leaf, (str, PurePath)) for leaf in leaves)
-        plain = all(
-            isinstance(one, (str, bytes, int, float, np.number, PurePath)) for one in leaves
-        )
+        kinds = (str, bytes, int, float, np.number, PurePath)
+        plain = all(isinstance(leaf, kinds) for leaf in leaves)
         if is_array or (counts and plain):
             yield text_of(source)
     elif depth and not isinstance(source, (type, Mapping)):
@@ -246,7 +226,7 @@ def text_of(value: Any, depth: int = 8) -> str:
         case re.Pattern():
             return f"Pattern({value.pattern!r}, {int(value.flags)})"
         case _ if isinstance(value, _PLAIN):
-            return _closed(repr(value))
+            return repr(value)
         case list() | tuple():
             return f"[{_joined(_without_folder(value), inner)}]"
         case set() | frozenset():  # sorted, because the order differs between processes
@@ -290,17 +270,6 @@ def _without_folder(items: Sequence[Any]) -> Sequence[Any]:
     alike = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
     folder = "".join(letter for letter, _ in alike).rpartition("/")[0]
     return [text[len(folder) :] for text in texts]
-
-
-def _closed(text: str) -> str:
-    """A text, in quotes if its brackets do not match, so that the text after it can be separated."""
-    rest, before = QUOTED.sub("", text), ""
-    while rest != before:
-        rest, before = _PAIRED.sub("", rest), rest
-    return repr(text) if set(rest) & set("()[]{}'\"") else text
-
-
-_PAIRED = re.compile(r"\([^][(){}]*\)|\[[^][(){}]*\]|\{[^][(){}]*\}")
 
 
 def _as_array(value: Any) -> np.ndarray | None:
@@ -348,7 +317,7 @@ def _object_text(value: Any, inner: Callable[[Any], str], is_source: bool) -> st
     own_repr = type(value).__repr__ is not object.__repr__ and not is_dataclass
     if own_repr and (_is_of_grain(value) or not arguments):
         text = repr(value)
-        return name if ADDRESS.search(text) else _closed(text)
+        return name if ADDRESS.search(text) else text
     settings = ", ".join(
         f"{key}={inner(argument)}"
         for key, argument in arguments.items()

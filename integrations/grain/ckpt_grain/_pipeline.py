@@ -1,8 +1,4 @@
-"""Compares pipelines by their descriptions, which hold what Grain's states leave out: in which pipeline a position is.
-
-A description lists every transformation with the settings that decide which elements come, and in which order.
-Settings that only affect the speed (threads, buffers) are not in it.
-"""
+"""Compares pipelines by their descriptions, which hold what Grain's states leave out: in which pipeline a position is."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ import numpy as np
 from grain import experimental as grain_experimental, python as grain_python
 
 from ckpt_core import Mismatch, StructureMismatch
-from ckpt_grain._lines import ADDRESS, QUOTED, Lines, digest_of, is_elastic, loader_of
+from ckpt_grain._lines import ADDRESS, QUOTED, Lines, digest_of, is_elastic
 
 MAX_LINES = 200
 """The most lines of a description that are stored; the rest is compared by a digest."""
@@ -49,7 +45,7 @@ def problems(obj: Any) -> Iterator[str]:
     """Why the saved position cannot be restored exactly: a sentence for each reason."""
     if not isinstance(obj, grain.DataLoaderIterator):
         return
-    loader = loader_of(obj)
+    loader: Any = vars(obj)["_data_loader"]
     for what, value in (("data source", loader._data_source), ("sampler", loader._sampler)):
         if not isinstance(value, (list, tuple, np.ndarray)) and ADDRESS.search(repr(value)):
             yield (
@@ -84,8 +80,7 @@ def require_same(saved: Mapping[str, Any], now: Mapping[str, Any], *, tolerant: 
     counts = saved["processes"] not in (None, count)
     differences = [] if tolerant else list(_differences(saved, now))
     if counts:
-        number = Mismatch("processes", "number", str(saved["processes"]), str(count))
-        differences.insert(0, number)
+        differences[:0] = [Mismatch("processes", "number", str(saved["processes"]), str(count))]
     if differences:
         advice = _COUNT_ADVICE if counts else _ADVICE
         if version != grain.__version__ and not tolerant:
@@ -161,9 +156,10 @@ def _unlike(old: str, new: str, *, same_words: bool) -> tuple[str, str] | None:
 
 def _begin_alike(old: str, new: str) -> bool:
     """Whether two settings with parentheses, or one with the digest of its code, may be of one function or class."""
-    old, new = old.lstrip("\"'"), new.lstrip("\"'")
+    old, new = old.strip("\"'"), new.strip("\"'")  # texts without pairs of brackets had quotes
     name = re.split(r"\(| \[code ", old, maxsplit=1)[0]
-    return (name != old or "(" in new) and re.match(re.escape(name) + r"(?!\w)", new) is not None
+    begins_alike = re.match(re.escape(name) + r"(?!\w)", new) is not None
+    return old == new or (begins_alike and (name != old or "(" in new))
 
 
 def _settings(line: str) -> dict[str, str]:

@@ -11,26 +11,14 @@ from typing import Any
 import numpy as np
 
 from ckpt_core import CheckpointError
-from ckpt_keras import _matching
+from ckpt_keras import _matching, _slots
 from ckpt_keras._assets import warn_of_left_out
 from ckpt_keras._matching import Named
-from ckpt_keras._slots import (
-    Slot,
-    counted_anywhere,
-    counted_in,
-    nested,
-    owners_of,
-    slots_of_model,
-    slots_of_object,
-)
 
 
 class KerasAdapter:
-    """Reads and sets models, layers, optimizers, metrics, seed generators and single variables.
-
-    A model's state is the tree of ``Model.get_state_tree``, with the variables added that Keras loses
-    because their names are not unique: see ``_slots``. On other backends than JAX the values are
-    numpy copies.
+    """Reads and sets models, layers, optimizers, metrics, seed generators and single variables. A model's state is the tree of
+    ``Model.get_state_tree``, with the variables added that Keras loses because their names are not unique: see ``_slots``.
     """
 
     def accepts(self, cls: type, /) -> bool:
@@ -48,25 +36,18 @@ class KerasAdapter:
         )
 
     def get_state(self, obj: Any, /) -> Any:
-        """The arrays of an object under Keras' names.
-
-        If the optimizer of a built model has not created its slots yet, this creates them, all zero,
-        so that a checkpoint is complete and a restore has variables to set.
-
-        Raises:
-            CheckpointError: the model was not built, so it has no variables yet.
+        """The arrays of an object under Keras' names; CheckpointError if a model was not built. It creates the slots of an
+        optimizer that has none yet, all zero, so that a checkpoint is complete and a restore has variables to set.
         """
         slots = slots_of(obj)
         if _is_layer(obj):
             warn_of_left_out(obj)
-        return nested((slot.path, value_of(slot.variable)) for slot in slots)
+        return _slots.nested((slot.path, value_of(slot.variable)) for slot in slots)
 
     def set_state(self, obj: Any, state: Any, /) -> None:
         """Assigns a state with the structure of ``get_state(obj)``."""
-        slots = slots_of(obj)
-        values = [reduce(getitem, slot.path, state) for slot in slots]
-        for slot, value in zip(slots, values, strict=True):
-            slot.variable.assign(value)
+        for slot in slots_of(obj):
+            slot.variable.assign(reduce(getitem, slot.path, state))
         if _is_layer(obj):
             _refresh_normalization(obj)
 
@@ -85,18 +66,18 @@ class KerasAdapter:
         before = [Named(path, tuple(leaf.shape), str(leaf.dtype)) for path, leaf in saved.items()]
         now = named(obj)
         if _is_layer(obj):
-            return _matching.align_model(before, now, counted=counted_in(obj))
-        return _matching.align_plain(before, now, counted=counted_anywhere()), set()
+            return _matching.align_model(before, now, counted=_slots.counted_in(obj))
+        return _matching.align_plain(before, now, counted=_slots.counted_anywhere()), set()
 
     def renamed(self, rename: Mapping[str, str], saved: Sequence[str]) -> dict[str, str]:
         """New names of the saved paths that a dict for ``rename=`` changes; see ``_matching``."""
         return _matching.renamed(rename, saved)
 
 
-def slots_of(obj: Any) -> Sequence[Slot]:
+def slots_of(obj: Any) -> Sequence[_slots.Slot]:
     """Every variable of a Keras object, in a fixed order."""
     if not _is_layer(obj):
-        return slots_of_object(obj)
+        return _slots.slots_of_object(obj)
     if hasattr(obj, "jax_state_sync"):
         obj.jax_state_sync()  # inside fit the trainer holds the values, not the variables
     if not obj.built:
@@ -107,7 +88,7 @@ def slots_of(obj: Any) -> Sequence[Slot]:
     optimizer = getattr(obj, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         optimizer.build(obj.trainable_variables)
-    return slots_of_model(obj)
+    return _slots.slots_of_model(obj)
 
 
 def _refresh_normalization(model: Any) -> None:
@@ -126,7 +107,7 @@ def named(obj: Any) -> list[Named]:
     """The variables of a live object in the form that ``_matching`` takes."""
     root, owners = (), dict[int, tuple[str, ...]]()
     if _is_layer(obj):
-        root, owners = (str(obj.name),), owners_of(obj)
+        root, owners = (str(obj.name),), _slots.owners_of(obj)
     return [
         Named(
             slot.text,
@@ -135,12 +116,12 @@ def named(obj: Any) -> list[Named]:
             (*root, *owners.get(id(slot.variable), ())),
         )
         # The order in which the nested tree is saved.
-        for slot in _leaves(nested((slot.path, slot) for slot in slots_of(obj)))
+        for slot in _leaves(_slots.nested((slot.path, slot) for slot in slots_of(obj)))
     ]
 
 
-def _leaves(node: Any) -> Iterator[Slot]:
-    if isinstance(node, Slot):
+def _leaves(node: Any) -> Iterator[_slots.Slot]:
+    if isinstance(node, _slots.Slot):
         yield node
         return
     for child in node.values():

@@ -1,8 +1,7 @@
 """Assets: files that layers keep beside their variables, such as vocabularies.
 
-They are an item of the step, as of ``keras.callbacks.OrbaxCheckpoint``: the files' bytes in nested dictionaries, by the
-places where Keras looks for them. A place is a class and a number, so the names of the layers are saved beside the
-configuration: two vocabularies whose layers change places are not confused.
+Their bytes are an item of the step, as of ``keras.callbacks.OrbaxCheckpoint``, by the places where Keras looks for them. A
+place is a class and a number, so the names of the layers are saved, too: layers may change places.
 """
 
 from __future__ import annotations
@@ -63,9 +62,8 @@ def names_of_owners(model: Any) -> str:
 
 
 class AssetsTarget:
-    """The target that assets are restored into; the constructor checks them against the model. ``names`` is the saved
-    result of ``names_of_owners``, empty if places suffice: Keras' callback saved, or the model was made from the
-    checkpoint's configuration.
+    """The target of assets, checked against the model. ``names`` of ``names_of_owners`` is empty where places suffice:
+    Keras' own callback saved, or the model was made from the checkpoint's configuration.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import keras
@@ -128,7 +128,7 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
         require_jax(host_only)
         self._data = data
         self._past = Past(Progress(unit=self._arguments.unit, best=initial_value_threshold))
-        self._first = _First(self)
+
         self._fit: Fit | None = None
         self._session: Session | None = None  # of the last fit, which an exception may have ended
 
@@ -164,6 +164,16 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
             raise CheckpointError("the callback has a checkpointer only while fit is running")
         return self._fit
 
+    @cached_property
+    def _first(self) -> Any:
+        """Runs before all other callbacks of each ``fit``."""
+        return keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs=None: self._running.before_epoch(epoch),
+            on_train_batch_begin=lambda batch, logs=None: self._running.between_batches(batch),
+            on_epoch_end=lambda epoch, logs=None: self._running.averages.before_epoch_end(),
+            on_train_end=lambda logs=None: self._running.enter(),
+        )
+
     def on_train_begin(self, logs: Any = None) -> None:
         """Restores the newest step."""
         if self._session is not None:
@@ -187,30 +197,8 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
         fit.end()
 
 
-class _First(keras.callbacks.Callback):
-    """Runs before all other callbacks of each ``fit`` of its owner."""
-
-    def __init__(self, owner: Any) -> None:
-        super().__init__()
-        self._owner = owner
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._owner._running.before_epoch(epoch)
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._owner._running.between_batches(batch)
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._owner._running.averages.before_epoch_end()
-
-    def on_train_end(self, logs: Any = None) -> None:
-        self._owner._running.enter()
-
-
 def _ending(callback: Any, session: Session) -> Callable[[], None]:
-    """A function that ends a session after an exception ended ``fit``, when Keras calls no callbacks; it refers to the
-    callback weakly. Garbage collection may call it in any thread, even the saving one.
-    """
+    """A function that ends a session after an exception ended ``fit``; garbage collection calls it, in any thread."""
     held = weakref.ref(callback)
 
     def end() -> None:

@@ -19,9 +19,9 @@ from ckpt_keras._inside_fit import InsideFit
 
 
 class FitData:
-    """The iterator behind one call of ``fit``; CheckpointError if the position of the data cannot be saved. Keras makes its
-    own from a dataset or loader, and on an accelerator draws one batch more than it has trained. So this class gives Keras
-    an iterator, and remembers the state after the last trained batch. A user's iterator is used as it is.
+    """The iterator behind one call of ``fit``; CheckpointError if its position cannot be saved. Keras makes one from a dataset,
+    and on an accelerator draws one batch more than it has trained. So this class gives Keras an iterator, and remembers the
+    state after the last trained batch. A user's iterator is used as it is.
     """
 
     def __init__(self, data: Any, inside: InsideFit) -> None:
@@ -78,9 +78,7 @@ class FitData:
             raise CheckpointError(why)
 
     def before_epoch(self) -> None:
-        """Drops batches that a PyDataset's workers made before, in an earlier order. Keras' queue carries them into
-        the next epoch, which then has some samples twice and others not at all; so may a worker that began late.
-        """
+        """Drops batches that workers made in an earlier order: Keras would train some samples twice, and others not at all."""
         enqueuer = getattr(self._adapter, "enqueuer", None)
         if enqueuer is None or self._adapter.num_batches is None or enqueuer.is_running():
             return
@@ -173,9 +171,8 @@ _SAMPLES, _LOOKED_AT_BYTES = 4096, 1 << 20
 
 
 class Kept:
-    """What a ``keras.utils.PyDataset`` keeps from epoch to epoch while ``fit`` runs: what its ``get_state()`` gives, if it has
-    that and ``set_state(state)``; else its own attributes that are generators of numpy or Python, or orders of the places
-    0 to n - 1. Of None it is empty.
+    """What a ``keras.utils.PyDataset`` keeps from epoch to epoch: what its ``get_state()`` gives, if it has that and
+    ``set_state``; else its own generators of numpy or Python, and orders of the places 0 to n - 1. Of None it is empty.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -274,9 +271,7 @@ class Kept:
 
 
 def _stored(value: Any) -> Any:
-    """What a step holds of an attribute: a copy of a generator, or an array of an order, which has each place from 0 to n - 1
-    once; None of all others.
-    """
+    """What a step holds of an attribute: a copy of a generator, or an order of the places 0 to n - 1; else None."""
     if isinstance(value, (np.random.Generator, np.random.RandomState, random.Random)):
         return copy.deepcopy(value)
     if type(value) is list:

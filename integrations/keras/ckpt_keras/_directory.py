@@ -9,27 +9,9 @@ from functools import partial
 from typing import Any
 
 import ckpt_core as ckpt
-from ckpt_core import (
-    Checkpointer,
-    CheckpointExists,
-    CheckpointInfo,
-    CheckpointNotFound,
-    Options,
-    Restored,
-    RestoredStep,
-)
 from ckpt_core.arguments import answering
+from ckpt_keras import _items
 from ckpt_keras._adapter import ADAPTER, named, require_jax
-from ckpt_keras._items import (
-    ConfigItem,
-    SavedModel,
-    config_item,
-    model_from_config,
-    newest_model,
-    restore_with,
-    save_with,
-    saved_model,
-)
 from ckpt_keras._matching import names_by_order
 from ckpt_keras._slots import counted_in, nameless
 
@@ -47,7 +29,7 @@ def save(
     metadata: Any = None,
     metrics: Mapping[str, float] | None = None,
     host_only: bool = False,
-    options: Options | None = None,
+    options: ckpt.Options | None = None,
 ) -> str:
     """Saves the model, its optimizer and its configuration; returns the path of the checkpoint.
 
@@ -78,15 +60,15 @@ def save(
     if step is None and metrics is not None:
         raise TypeError("metrics= belongs to a step: pass step= as well")
     arguments: dict[str, Any] = {"overwrite": overwrite, "metadata": metadata}
-    arguments |= {"weights_only": _weights_only(what), "config": config_item(model)}
+    arguments |= {"weights_only": _weights_only(what), "config": _items.config_item(model)}
     if step is not None:
-        with Checkpointer(directory, asynchronous=False, options=options) as checkpointer:
+        with ckpt.Checkpointer(directory, asynchronous=False, options=options) as checkpointer:
             write = partial(checkpointer.save, step, metrics=metrics, force=True)
-            save_with(write, model, **arguments)
+            _items.save_with(write, model, **arguments)
             return f"{checkpointer.directory}/{step}"
     try:
-        save_with(partial(ckpt.save, directory, options=options), model, **arguments)
-    except CheckpointExists as error:
+        _items.save_with(partial(ckpt.save, directory, options=options), model, **arguments)
+    except ckpt.CheckpointExists as error:
         if _one_checkpoint(directory) is None:
             error.add_note(
                 "ckpt_keras: a step of a directory is saved with step=, as in save(directory, model, step=3)"
@@ -107,8 +89,8 @@ def restore(
     missing: str = "error",
     unexpected: str = "error",
     host_only: bool = False,
-    options: Options | None = None,
-) -> Restored:
+    options: ckpt.Options | None = None,
+) -> ckpt.Restored:
     """Restores a model in place; returns ``Restored``, whose ``report`` says what was loaded.
 
     Reads checkpoints of this package and of ``keras.callbacks.OrbaxCheckpoint``. Everything is
@@ -133,7 +115,7 @@ def restore(
     _refuse_other_types("restore(directory, model)", directory, model)
     weights_only = _weights_only(what)
     with _opened(directory, step, options) as (read, saved):
-        return restore_with(
+        return _items.restore_with(
             read,
             model,
             saved,
@@ -155,7 +137,7 @@ def load_model(
     compile: bool = True,
     safe_mode: bool = True,
     host_only: bool = False,
-    options: Options | None = None,
+    options: ckpt.Options | None = None,
 ) -> Any:
     """A new model as it was saved: layers, weights, random state, compilation and optimizer.
 
@@ -178,7 +160,7 @@ def load_model(
     require_jax(host_only)
     _refuse_other_types("load_model(directory)", directory)
     with _opened(directory, step, options) as (read, saved):
-        model = model_from_config(
+        model = _items.model_from_config(
             saved, options, compile=compile, custom_objects=custom_objects, safe_mode=safe_mode
         )
         compiled = getattr(model, "optimizer", None) is not None
@@ -187,7 +169,7 @@ def load_model(
         if lost and saved.info.format_version is not None:  # Orbax stores leaves in another order
             leaves = saved.info.items[saved.item].leaves
             names = names_by_order(leaves, named(model), lost=lost, counted=counted_in(model))
-        restore_with(
+        _items.restore_with(
             read,
             model,
             saved,
@@ -213,7 +195,7 @@ def _refuse_other_types(call: str, directory: Any, *models: Any) -> None:
             )
     path = os.path.expanduser(os.fspath(directory))
     if os.path.isfile(path):
-        raise CheckpointNotFound(f"{path} is a file, and no directory of checkpoints")
+        raise ckpt.CheckpointNotFound(f"{path} is a file, and no directory of checkpoints")
 
 
 def _weights_only(what: str) -> bool:
@@ -224,32 +206,33 @@ def _weights_only(what: str) -> bool:
 
 @contextlib.contextmanager
 def _opened(
-    directory: Path, step: int | None, options: Options | None
-) -> Generator[tuple[Callable[..., Restored], SavedModel]]:
+    directory: Path, step: int | None, options: ckpt.Options | None
+) -> Generator[tuple[Callable[..., ckpt.Restored], _items.SavedModel]]:
     """What restores one checkpoint (a step of a directory, or a path), and what it holds."""
     one = _one_checkpoint(directory)
     if one is not None:
         if step is not None:
-            raise CheckpointExists(
+            raise ckpt.CheckpointExists(
                 f"{os.fspath(directory)} is one checkpoint, and step={step} asks for a step of a directory: pass the path "
                 "alone, or the directory that holds the steps"
             )
-        yield partial(ckpt.restore, one.path, options=options), saved_model(one)
+        yield partial(ckpt.restore, one.path, options=options), _items.saved_model(one)
         return
-    with Checkpointer(directory, read_only=True, options=options) as checkpointer:
+    with ckpt.Checkpointer(directory, read_only=True, options=options) as checkpointer:
         chosen = checkpointer.latest_step() if step is None else step
         if chosen is None:
             where = checkpointer.directory
             ckpt.inspect(where)  # its error says whether the path exists, and which is like it
-            raise CheckpointNotFound(f"{where} holds no checkpoint: no step was saved there")
-        yield partial(checkpointer.restore, chosen), saved_model(checkpointer.inspect(chosen))
+            raise ckpt.CheckpointNotFound(f"{where} holds no checkpoint: no step was saved there")
+        saved = _items.saved_model(checkpointer.inspect(chosen))
+        yield partial(checkpointer.restore, chosen), saved
 
 
-def _one_checkpoint(path: Path) -> CheckpointInfo | None:
+def _one_checkpoint(path: Path) -> ckpt.CheckpointInfo | None:
     """What is at a path, if that is one checkpoint and not a directory of steps."""
     try:
         info = ckpt.inspect(path)
-    except CheckpointNotFound:
+    except ckpt.CheckpointNotFound:
         return None
     return info if info.items else None
 
@@ -296,9 +279,9 @@ class KerasCheckpointManager:
             )
         self.model = model
         self.steps_per_epoch = steps_per_epoch
-        self.checkpointer = Checkpointer(checkpoint_dir, max_to_keep=max_to_keep, **kwargs)
-        self._options: Options | None = kwargs.get("options")
-        self._config: ConfigItem | None = None
+        self.checkpointer = ckpt.Checkpointer(checkpoint_dir, max_to_keep=max_to_keep, **kwargs)
+        self._options: ckpt.Options | None = kwargs.get("options")
+        self._config: _items.ConfigItem | None = None
 
     def save_state(self, epoch: int, metrics: Mapping[str, float] | None = None) -> bool:
         """Starts a save of the model after this epoch; returns whether it did.
@@ -310,18 +293,18 @@ class KerasCheckpointManager:
             Exception: the error of the previous save.
         """
         if self._config is None:
-            self._config = config_item(self.model)
+            self._config = _items.config_item(self.model)
         save = partial(self.checkpointer.save, epoch * self.steps_per_epoch)
         try:
-            return save_with(save, self.model, self._config, metrics=metrics)
-        except CheckpointExists as error:
+            return _items.save_with(save, self.model, self._config, metrics=metrics)
+        except ckpt.CheckpointExists as error:
             error.add_note(
                 "ckpt_keras: manager.checkpointer has the methods rollback_to and save, with force= and overwrite=; "
                 "manager.restore_state() does what restore_latest() does"
             )
             raise
 
-    def restore_state(self, step: int | None = None) -> RestoredStep | None:
+    def restore_state(self, step: int | None = None) -> ckpt.RestoredStep | None:
         """Restores a step into the model, by default the newest complete one; None if there is none.
 
         Raises:
@@ -331,12 +314,12 @@ class KerasCheckpointManager:
         self.checkpointer.wait_until_finished()  # the running save may be the step to restore
         run = self.checkpointer
         if step is None:
-            restore, saved = run.restore_latest, newest_model(run, run.all_steps())
+            restore, saved = run.restore_latest, _items.newest_model(run, run.all_steps())
         else:
-            restore, saved = partial(run.restore, step), saved_model(run.inspect(step))
+            restore, saved = partial(run.restore, step), _items.saved_model(run.inspect(step))
         if saved is None:
             return None
-        return restore_with(restore, self.model, saved, self._options)
+        return _items.restore_with(restore, self.model, saved, self._options)
 
     def all_steps(self) -> list[int]:
         """Every committed step, ascending."""

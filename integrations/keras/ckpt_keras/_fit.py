@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -109,15 +109,22 @@ class Fit:
             self._model.optimizer.learning_rate, self._rate = self._rate, None
 
     def between_batches(self, batch: int) -> None:
-        """Saves between two steps, at the beginning of a batch, before other callbacks: ``on_train_batch_end`` would make
-        Keras wait for every step, and may run in a thread.
-        """
+        """Saves at the beginning of a batch: for ``on_train_batch_end`` Keras waits for every step, and may use a thread."""
         if batch > self._progress.batch:
             self._count(batch)
             if self._is_due():
-                self._save_if_wanted(self._metrics_now, f"batch {batch}")
-        if self._alone and self.session.checkpointer.should_stop and not self._stopping:
-            self._save_and_stop()
+                # these metrics exist only at the end of an epoch, and computing others takes time
+                at_the_end = self._arguments.monitor.startswith("val_")
+                logs = {} if at_the_end else self._callback.model.get_metrics_result()
+                self._save_if_wanted(logs, f"batch {batch}")
+        session = self.session
+        if session.processes == 1 and session.checkpointer.should_stop and not self._stopping:
+            what = "the process is to stop: saving, and ending fit"
+            logger.warning("%s: %s", self._arguments.directory, what)
+            self._stopping = True
+            if self._progress.batch:
+                self._save({})
+            self._model.stop_training = True
 
     def after_epoch(self, epoch: int, logs: Any) -> None:
         """Saves after an epoch, after the ``on_epoch_end`` of all other callbacks."""
@@ -129,9 +136,10 @@ class Fit:
         progress.epoch, progress.batch = epoch + 1, 0
         progress.stopped = bool(self._model.stop_training)
         # All processes must ask about the same number: the next epoch.
-        preempted = not self._alone and session.checkpointer.reached_preemption(progress.epoch)
+        several = session.processes > 1
+        preempted = several and session.checkpointer.reached_preemption(progress.epoch)
         if self._is_due() or preempted or session.is_wanted(progress):
-            self._save_if_wanted(lambda: logs, f"the end of epoch {epoch + 1}")
+            self._save_if_wanted(logs, f"the end of epoch {epoch + 1}")
         if preempted:
             self._model.stop_training = True
 
@@ -147,10 +155,6 @@ class Fit:
     @property
     def _progress(self) -> Progress:
         return self._past.progress
-
-    @property
-    def _alone(self) -> bool:
-        return self.session.processes == 1
 
     @property
     def _batches_per_epoch(self) -> int | None:
@@ -183,7 +187,7 @@ class Fit:
     def _batch_to_enter(self, resumed: Progress) -> int:
         """The number of batches to leave out of an epoch that was interrupted."""
         directory = self._arguments.directory
-        if resumed.batch and not _inside_fit.can_skip(self.inside):
+        if resumed.batch and not hasattr(self.inside.epochs, "_enumerate_iterator"):
             again = f"epoch {resumed.epoch + 1} is run from its beginning"
             logger.warning("%s: Keras cannot enter an epoch in its middle: %s", directory, again)
             return 0
@@ -217,7 +221,7 @@ class Fit:
             )
 
     def _check_neighbours(self) -> None:
-        """Raises ValueError if another callback of ``fit`` saves into the same directory."""
+        """ValueError if another callback saves into the same directory; warns of tracked ones that ``fit`` does not call."""
         listed, mine = self.inside.callbacks.callbacks, self._arguments.directory
         others = [getattr(one, "_arguments", None) for one in listed if one is not self._callback]
         taken = {place_of(one.directory) for one in others if isinstance(one, Arguments)}
@@ -225,7 +229,10 @@ class Fit:
             raise ValueError(
                 f"two callbacks of one fit save into {mine}: give each a directory of its own"
             )
-        _progress.warn_of_unlisted(self._arguments.track, listed, stacklevel=3)
+        for tracked in self._arguments.track:  # no error: one in the list may call it
+            if not any(tracked is one for one in listed):
+                what = f"track holds a {type(tracked).__name__} that is not in callbacks= of fit"
+                self._warn(f"{what}, which does not call it: pass the same object in both")
 
     def _warn_of_learning_rate(self, restored: float | None) -> None:
         """Warns if the program sets another learning rate than before, which a restored optimizer does not have."""
@@ -268,11 +275,11 @@ class Fit:
         freq = self._arguments.save_freq
         return isinstance(freq, int) and self._progress.since_save >= freq
 
-    def _save_if_wanted(self, logs_of: Callable[[], Any], where: str) -> None:
+    def _save_if_wanted(self, logs: Mapping[str, Any] | None, where: str) -> None:
         """Saves, unless only better steps are saved and this one is not better."""
         arguments, progress = self._arguments, self._progress
         progress.since_save = 0
-        metrics = _numbers(logs_of())
+        metrics = _numbers(logs)
         value, mode = metrics.get(arguments.monitor), arguments.direction(self._model)
         if arguments.save_best_only and value is None:
             self._warn(
@@ -301,20 +308,6 @@ class Fit:
     def _host_now(self) -> dict[str, Any]:
         state = _progress.random_state(torch=self._data.shuffles_by_torch)
         return {"random_state": state, "dataset": self._data.kept.state()}
-
-    def _metrics_now(self) -> Mapping[str, Any]:
-        if self._arguments.monitor.startswith("val_"):
-            return {}  # it exists only at the end of an epoch, and computing the others takes time
-        return self._callback.model.get_metrics_result()
-
-    def _save_and_stop(self) -> None:
-        """The process is to end: saves the current state, and lets ``fit`` return."""
-        directory = self._arguments.directory
-        logger.warning("%s: the process is to stop: saving, and ending fit", directory)
-        self._stopping = True
-        if self._progress.batch:
-            self._save({})
-        self._model.stop_training = True
 
 
 def _is_better(value: float | None, best: float | None, mode: str | None) -> bool:
@@ -363,10 +356,9 @@ def _refilled(model: Any) -> Generator[None]:
 
 
 class Averages:
-    """The averages (``use_ema``) of a model that ``fit`` trains, and the ``SwapEMAWeights`` that swaps them with the weights.
-    With ``swap_on_epoch`` the model holds the averages at the end of an epoch, which readers of a checkpoint should get,
-    and the optimizer holds the trained weights in their place; after the last epoch Keras drops those. A checkpoint holds
-    both, and notes that they are swapped.
+    """The averages (``use_ema``) of a model that ``fit`` trains. With ``SwapEMAWeights(swap_on_epoch=True)`` the model
+    holds them at the end of an epoch, as readers of a checkpoint expect, and the optimizer the trained weights; after
+    the last epoch Keras drops those. A checkpoint holds both, and notes that they are swapped.
     """
 
     def __init__(self, model: Any, callbacks: Any) -> None:
@@ -388,9 +380,7 @@ class Averages:
         return bool(getattr(self._swapper, "_ema_weights_in_model", False))
 
     def unshare(self) -> None:
-        """Copies averages that share an array with their weight, as at the end of a fit: Keras donates both to the next
-        compiled step, and jax refuses to donate an array twice.
-        """
+        """Copies averages that share an array with their weight, after a fit: jax refuses to donate one array twice."""
         for weight, average in self._pairs:
             if average._value is weight._value is not None:
                 average.assign(jnp.copy(average.value))

@@ -1,8 +1,7 @@
-"""Finds ``fit``'s list of callbacks and epoch iterator, once per training.
+"""Finds ``fit``'s list of callbacks and epoch iterator, which Keras passes to no callback, in the frames that call it.
 
-Keras passes a callback neither. Both are local variables of the functions that call it, so this module reads their frames:
-to run after all other callbacks, so that a learning rate that they change is saved as changed, and to continue in the middle
-of an epoch. Without the iterator, as in a loop by hand, an interrupted epoch is run from its beginning.
+The list is to run after callbacks that change the learning rate, the iterator to continue in the middle of an epoch. Without
+the iterator, as in a loop by hand, an interrupted epoch is run from its beginning.
 """
 
 from __future__ import annotations
@@ -69,9 +68,7 @@ def look_around(callback: Any) -> InsideFit:
 
 
 def go_around(inside: InsideFit, first: Any, last: Any, over: Callable[[], None]) -> None:
-    """Puts one callback before all others and one after them, from the next event on. Calls ``over``, which must not refer
-    to what ``fit`` refers to, when ``fit`` is gone, however it ended.
-    """
+    """Puts a callback before all others and one after them. When ``fit`` is gone it calls ``over``, which must not hold it."""
     callbacks = inside.callbacks
     others = [other for other in callbacks.callbacks if other not in (first, last)]
     # A new list, because Keras is iterating over the old one right now.
@@ -79,15 +76,8 @@ def go_around(inside: InsideFit, first: Any, last: Any, over: Callable[[], None]
     weakref.finalize(callbacks, over).atexit = False
 
 
-def can_skip(inside: InsideFit) -> bool:
-    """Whether training can start in the middle of an epoch."""
-    return hasattr(inside.epochs, "_enumerate_iterator")
-
-
 def skip_batches(inside: InsideFit, model: Any, count: int, *, draw: bool) -> None:
-    """Lets the next epoch begin after ``count`` batches, which were trained already. ``draw``: whether to draw these from
-    the data and drop them; False if the data is already at the right position.
-    """
+    """Lets the next epoch begin after ``count`` trained batches; ``draw``: the data has them still, and they are dropped."""
     epochs = inside.epochs
     enumerate_all = epochs._enumerate_iterator
 
@@ -114,9 +104,7 @@ def skip_batches(inside: InsideFit, model: Any, count: int, *, draw: bool) -> No
 
 
 def _nothing_to_train(inside: InsideFit, model: Any, count: int) -> Iterator[Any]:
-    """One batch that trains nothing and is hidden from callbacks. All batches of the epoch were trained, and Keras
-    reaches its validation and the callbacks' end of epoch only with the logs of a batch.
-    """
+    """One batch that trains nothing and that no callback sees: without one Keras neither validates nor ends the epoch."""
     logs = dict(model.get_metrics_result())
     train, callbacks = model.train_function, inside.callbacks
     names = ("on_train_batch_begin", "on_train_batch_end")

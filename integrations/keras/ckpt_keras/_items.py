@@ -1,6 +1,4 @@
-"""The items of a step that belong to a model, in our steps and those of Keras' own callback; all that saves and restores
-one does it by ``save_with`` and ``restore_with``.
-"""
+"""The items of a step that belong to a model, in our steps and those of Keras' own callback."""
 
 from __future__ import annotations
 
@@ -14,14 +12,6 @@ from typing import Any, TypeVar
 import keras
 
 import ckpt_core as ckpt
-from ckpt_core import (
-    CheckpointCorrupt,
-    Checkpointer,
-    CheckpointError,
-    CheckpointInfo,
-    CheckpointNotFound,
-    Options,
-)
 from ckpt_keras._adapter import ADAPTER
 from ckpt_keras._assets import ASSETS, AssetsTarget, assets_of, names_of_owners, saved_beside
 from ckpt_keras._slots import NON_TRAINABLE, TRAINABLE
@@ -40,7 +30,7 @@ WEIGHTS = (TRAINABLE, NON_TRAINABLE)
 class SavedModel:
     """What a step holds of a model."""
 
-    info: CheckpointInfo
+    info: ckpt.CheckpointInfo
     item: str  # name of the item with the model's state
     groups: frozenset[str]  # of variables in the item
 
@@ -54,32 +44,32 @@ class SavedModel:
         weights = [f"{self.item}/{name}/**" for name in WEIGHTS if name in self.groups]
         return [*weights, *(f"{name}/**" for name in self.info.items if name != self.item)]
 
-    def config(self, options: Options | None) -> Mapping[str, Any]:
+    def config(self, options: ckpt.Options | None) -> Mapping[str, Any]:
         """The item with the configuration; empty if none was saved."""
         if CONFIG not in self.info.items:
             return {}
         return ckpt.load(self.info.path, item=CONFIG, options=options)
 
 
-def saved_model(info: CheckpointInfo) -> SavedModel:
+def saved_model(info: ckpt.CheckpointInfo) -> SavedModel:
     """Where in a step the model is; raises CheckpointNotFound if it holds none."""
     for name in (MODEL, "model"):  # as in older steps, and after ckpt_core.save(path, model=model)
         if name in info.items:
             groups = {leaf.path.partition("/")[0] for leaf in info.items[name].leaves}
             return SavedModel(info, name, frozenset(groups))
     known = ", ".join(info.items) or "none"
-    raise CheckpointNotFound(
+    raise ckpt.CheckpointNotFound(
         f"{info.path} holds no Keras model: items are {known}, and none is called {MODEL!r} or 'model'"
     )
 
 
-def newest_model(checkpointer: Checkpointer, steps: list[int]) -> SavedModel | None:
+def newest_model(checkpointer: ckpt.Checkpointer, steps: list[int]) -> SavedModel | None:
     """Where the model is in the newest of the steps that can be read; None if there are none."""
     failure: Exception | None = None
     for step in reversed(steps):
         try:
             return saved_model(checkpointer.inspect(step))
-        except (CheckpointError, OSError) as error:  # try an older step, like restore_latest
+        except (ckpt.CheckpointError, OSError) as error:  # try an older step, like restore_latest
             failure = failure or error
     if failure is not None:
         raise failure
@@ -95,9 +85,7 @@ def save_with(
     others: Mapping[str, Any] | None = None,
     **arguments: Any,
 ) -> Result:
-    """Calls ``save``, of the core or a Checkpointer, with the items of a model (variables, assets, configuration) and
-    others. Without ``config``, assets are left out, too, as Keras' callback does.
-    """
+    """Calls ``save`` with the items of a model and others; without ``config`` no assets either, as Keras' callback does."""
     with saved_beside():
         items: dict[str, Any] = {MODEL: model}
         if weights_only:
@@ -113,15 +101,13 @@ def restore_with(
     restore: Callable[..., Result],
     model: Any,
     saved: SavedModel,
-    options: Options | None,
+    options: ckpt.Options | None,
     *,
     others: Mapping[str, Any] | None = None,
     rebuilt: bool = False,
     **arguments: Any,
 ) -> Result:
-    """Calls ``restore`` with a model, its assets and others as targets. A dict for ``rename=`` also applies to layers
-    with assets. ``rebuilt``: the model was made from the configuration of this step.
-    """
+    """Calls ``restore`` with a model, its assets and others. ``rebuilt``: the configuration of this step made the model."""
     with saved_beside():
         targets: dict[str, Any] = {saved.item: model}
         if ASSETS in saved.info.items:
@@ -148,9 +134,7 @@ class ConfigItem:
 
 
 def config_item(model: Any) -> ConfigItem:
-    """The item that ``load_model`` rebuilds a model from: configuration and compilation as JSON. It holds the reason
-    instead if Keras cannot serialise the model (a class without ``get_config``, a lambda as loss).
-    """
+    """Configuration and compilation as JSON, for ``load_model``; or the reason why Keras cannot serialise the model."""
     try:
         with warnings.catch_warnings():
             # Keras' Variable.numpy() lacks numpy 2's copy=; the user cannot do anything about it.
@@ -164,21 +148,23 @@ def config_item(model: Any) -> ConfigItem:
 
 
 def model_from_config(
-    saved: SavedModel, options: Options | None, *, compile: bool, **arguments: Any
+    saved: SavedModel, options: ckpt.Options | None, *, compile: bool, **arguments: Any
 ) -> Any:
     """A new model from the saved ``config_item``; the arguments are those of ``keras.saving.deserialize_keras_object``."""
     where, item = saved.info.path, saved.config(options)
     text = item.get("config")
     if not text:
         reason = item.get("reason") or "none was saved"
-        raise CheckpointNotFound(
+        raise ckpt.CheckpointNotFound(
             f"{where}: no model configuration ({reason}): make the model by code and call "
             "ckpt_keras.restore(directory, model)"
         )
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CheckpointCorrupt(f"{where}: its model configuration is no JSON: {error}") from error
+        raise ckpt.CheckpointCorrupt(
+            f"{where}: its model configuration is no JSON: {error}"
+        ) from error
     if not compile:
         config["compile_config"] = None
     return keras.saving.deserialize_keras_object(config, **arguments)

@@ -24,12 +24,12 @@ from ckpt_keras._slots import (
     NON_TRAINABLE,
     OPTIMIZER,
     TRAINABLE,
+    Parts,
     numbered,
 )
 
 _TAKEN = re.compile(r"@\d+$")
 
-Parts = tuple[str, ...]
 
 Pattern = tuple[tuple[str, int | None], ...]
 """Parts of a name without their numbers, each with its number if its class is one that Keras numbers."""
@@ -45,6 +45,8 @@ class Named:
     owners: Parts = ()  # layers of a live weight, from the model inwards
 
 
+Side = Sequence[Named]
+"""The saved variables, or the live ones."""
 Names = dict[str, str]
 """Saved path -> path now."""
 
@@ -52,12 +54,8 @@ _ROOT = ""
 """Stands for the model's own name, which distinguishes no layers."""
 
 
-def align_model(
-    saved: Sequence[Named], wanted: Sequence[Named], *, counted: Set[str]
-) -> tuple[Names, set[str]]:
-    """Changed names (saved -> live), and paths of either side that are ignored. Metrics are ignored if they do not fit:
-    they count the running epoch, and Keras resets them at the next. ``counted`` are the class names that Keras numbers.
-    """
+def align_model(saved: Side, wanted: Side, *, counted: Set[str]) -> tuple[Names, set[str]]:
+    """Changed names (saved -> live), and ignored paths of both sides: metrics that do not fit, as Keras resets them."""
     old, new = _by_collection(saved), _by_collection(wanted)
     weights = _align_weights(saved, wanted, counted)
     names = dict(weights)
@@ -70,7 +68,7 @@ def align_model(
     return _changed(names), {entry.path for entry in (*metrics, *others)}
 
 
-def align_plain(saved: Sequence[Named], wanted: Sequence[Named], *, counted: Set[str]) -> Names:
+def align_plain(saved: Side, wanted: Side, *, counted: Set[str]) -> Names:
     """Changed names in an optimizer, a metric or a seed generator that is saved without a model."""
     joined = counted - {"seed_generator"}  # it has no slot: seed_generator_state is its own
     bases = "|".join(re.escape(base) for base in sorted(joined, key=len, reverse=True))
@@ -103,7 +101,7 @@ def _by_collection(entries: Iterable[Named]) -> dict[str, list[Named]]:
     return groups
 
 
-def _align_weights(saved: Sequence[Named], wanted: Sequence[Named], counted: Set[str]) -> Names:
+def _align_weights(saved: Side, wanted: Side, counted: Set[str]) -> Names:
     """Matches weights and random state; freezing moves a variable between collections."""
     saved, wanted = ([one for one in side if _is_weight(one.path)] for side in (saved, wanted))
     before = {inside(entry.path): entry.path for entry in saved}
@@ -145,9 +143,7 @@ def _pair_by_layers(saved: Mapping[str, Pattern], wanted: Mapping[str, Pattern])
     found: Names = {}
     for path, parts in saved.items():
         fewest = min((having.get(part, []) for part in parts), key=len)
-        fits = [
-            one for one in fewest if wanted[one][-1] == parts[-1] and embeds(parts, wanted[one])
-        ]
+        fits = [at for at in fewest if wanted[at][-1] == parts[-1] and embeds(parts, wanted[at])]
         if len(fits) == 1:
             found[path] = fits[0]
     return pair(found, {path: path for path in wanted})
@@ -188,9 +184,7 @@ def _whole_path(entry: Named) -> Parts:
 
 @dataclass(frozen=True)
 class SlotName:
-    """What the name of an optimizer's variable says: ``adam/dense_kernel_momentum``, or ``adafactor/kernel@c.dense.kernel``
-    if several have the name ``kernel``.
-    """
+    """The name of an optimizer's variable: ``adam/dense_kernel_momentum``, or ``adafactor/kernel@c.dense.kernel``."""
 
     front: str  # what leads to it, with the slash
     weight: str | None  # path of its weight
@@ -233,9 +227,7 @@ def _slot_name(path: str, by_flat: Mapping[str, str], by_dots: Mapping[str, str]
     return SlotName(front + slash, weight, end, role)
 
 
-def _align_slots(
-    saved: Sequence[Named], wanted: Sequence[Named], weights: Names, counted: Set[str]
-) -> Names:
+def _align_slots(saved: Side, wanted: Side, weights: Names, counted: Set[str]) -> Names:
     """Matches an optimizer: Keras numbers its name, and its slots contain the names of the weights."""
     old, new = {entry.path for entry in saved}, {entry.path for entry in wanted}
     if old == new:
@@ -251,9 +243,7 @@ def _align_slots(
     )
 
 
-def _align_metrics(
-    saved: Sequence[Named], wanted: Sequence[Named], counted: Set[str]
-) -> Names | None:
+def _align_metrics(saved: Side, wanted: Side, counted: Set[str]) -> Names | None:
     """Matches metrics by name; None if one of them does not fit."""
     old, new = ({entry.path: entry for entry in side} for side in (saved, wanted))
     names = pair_parts({p: split(p) for p in old}, {p: split(p) for p in new}, counted)
@@ -316,11 +306,9 @@ def _renamed(path: str, table: Table, root: Parts) -> str:
 
 
 def names_by_order(
-    saved: Sequence[Any], wanted: Sequence[Named], *, lost: Set[Parts], counted: Set[str]
+    saved: Sequence[Any], wanted: Side, *, lost: Set[Parts], counted: Set[str]
 ) -> Names:
-    """Maps saved paths to those of a model made from the same configuration, which has the same order of layers; empty if
-    the variables differ. ``lost`` are the layers that have lost their names (``_slots.nameless``).
-    """
+    """Saved paths -> those of a model of the same configuration, with layers in the same order; empty if variables differ."""
     names: Names = {}
     for collection in (TRAINABLE, NON_TRAINABLE):
         before = [leaf for leaf in saved if leaf.path.partition("/")[0] == collection]
@@ -416,10 +404,8 @@ def _ranks(patterns: Iterable[Pattern]) -> dict[str, dict[int, int]]:
 
 def pair(saved: Mapping[str, Hashable], wanted: Mapping[str, Hashable]) -> dict[str, str]:
     """Maps saved names to the wanted ones of the same value; leaves out values that one side has twice."""
-    counts = [Counter(side.values()) for side in (saved, wanted)]
-    now = {
-        value: name for name, value in wanted.items() if counts[0][value] == counts[1][value] == 1
-    }
+    before, after = (Counter(side.values()) for side in (saved, wanted))
+    now = {value: name for name, value in wanted.items() if before[value] == after[value] == 1}
     return {name: now[value] for name, value in saved.items() if value in now}
 
 
@@ -427,10 +413,8 @@ def pair_parts(
     saved: Mapping[str, Sequence[str]], wanted: Mapping[str, Sequence[str]], counted: Set[str]
 ) -> dict[str, str]:
     """Maps saved names to wanted ones, each of which comes with its parts."""
-    old, new = (
-        {n: pattern(parts, counted) for n, parts in side.items()} for side in (saved, wanted)
-    )
-    return pair(*comparable(old, new))
+    sides = ({n: pattern(parts, counted) for n, parts in side.items()} for side in (saved, wanted))
+    return pair(*comparable(*sides))
 
 
 def embeds(parts: Sequence[object], whole: Sequence[object]) -> bool:

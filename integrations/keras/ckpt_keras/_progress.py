@@ -1,7 +1,7 @@
-"""The position of training, saved beside the model to resume ``fit``, and where an interrupted epoch goes on.
+"""The position of training, saved beside the model to resume ``fit``, and where an interrupted epoch continues.
 
-One process stores what belongs to its host (random state, what its dataset keeps) with the counters of ``fit``. Several
-have an item for it, as numpy's global generator has another seed in every process unless the program seeds it.
+What belongs to a host (random state, what its dataset keeps) is beside the counters of ``fit``; an item of its own if several
+processes save, since numpy's global generator has another seed in each unless the program seeds it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import inspect
 import logging
 import random
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -83,8 +82,7 @@ class Progress:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Sets the fields from a checkpoint; those that it lacks keep their defaults."""
-        known = {name: value for name, value in state.items() if name in vars(self)}
-        vars(self).update(known)
+        vars(self).update({name: one for name, one in state.items() if name in vars(self)})
         self.stopped, self.averages_swapped = bool(self.stopped), bool(self.averages_swapped)
 
 
@@ -112,15 +110,11 @@ _OF_NUMPY = ("name", "keys", "position", "has_gauss", "gauss")
 
 def random_state(*, torch: bool = False) -> dict[str, Any]:
     """The global generators of numpy and Python, and optionally torch, as arrays and numbers."""
-    version, words, gauss_next = random.getstate()
+    version, words, gauss = random.getstate()
     more = {"torch": np.array(sys.modules["torch"].get_rng_state())} if torch else {}
     return more | {
         "numpy": dict(zip(_OF_NUMPY, np.random.get_state(), strict=True)),
-        "python": {
-            "version": version,
-            "words": np.array(words, np.int64),
-            "gauss_next": gauss_next,
-        },
+        "python": {"version": version, "words": np.array(words, np.int64), "gauss_next": gauss},
     }
 
 
@@ -146,9 +140,8 @@ class Batches:
 
 
 def entered_at(saved: Progress, now: Batches, together: int = 1) -> tuple[int, str | None]:
-    """The number of finished batches of an interrupted epoch, and a warning for the user or None. If the batch size
-    changed, samples are counted: none is left out, and at most a part of a batch is trained twice. ``together`` batches
-    are one call of the compiled step; a partly finished group is run again.
+    """The number of finished batches of an interrupted epoch, and a warning or None. If the batch size changed, samples count:
+    none is left out. ``together`` batches are one call of the compiled step; a partly finished group is run again.
     """
     before, samples = Batches(saved.batch_size, saved.batches_per_epoch), ""
     done, left = saved.batch, "; some batches may be trained twice"
@@ -183,21 +176,10 @@ _PLAIN = (bool, int, float, str, bytes, np.generic, type(None))
 
 
 def states_of(callbacks: Sequence[Any]) -> dict[str, Any]:
-    """The state of each callback, under its class and its number among callbacks of that class. Without ``get_state`` and
-    ``set_state`` it is every attribute that is not an argument of ``__init__``: the code sets arguments, so a changed
-    ``patience`` takes effect after a restart.
+    """The state of each callback by its class and number: of ``get_state``, else every attribute that is not an argument of
+    ``__init__``. The code sets arguments, so a changed ``patience`` takes effect after a restart.
     """
     return {name: _state_of(callback) for name, callback in _numbered(callbacks)}
-
-
-def warn_of_unlisted(callbacks: Sequence[Any], listed: Sequence[Any], stacklevel: int) -> None:
-    """Warns of tracked callbacks that ``fit`` does not call: what is saved of them never changes."""
-    # No error: a callback that one in the list calls is not in it either.
-    for callback in callbacks:
-        if not any(callback is one for one in listed):
-            what = f"track holds a {type(callback).__name__} that is not in callbacks= of fit"
-            advice = "which does not call it: pass the same object in both"
-            warnings.warn(f"{what}, {advice}", UserWarning, stacklevel=stacklevel + 1)
 
 
 def set_states(callbacks: Sequence[Any], states: dict[str, Any]) -> None:

@@ -15,17 +15,9 @@ from typing import Any
 import jax
 
 from ckpt_core import Checkpointer, CheckpointError, CheckpointExists, StructureMismatch
-from ckpt_keras import _progress
+from ckpt_keras import _items, _progress
 from ckpt_keras._arguments import Arguments
 from ckpt_keras._data import FitData
-from ckpt_keras._items import (
-    ConfigItem,
-    SavedModel,
-    config_item,
-    newest_model,
-    restore_with,
-    save_with,
-)
 from ckpt_keras._progress import FIT, HOST, OfProcess, Progress
 
 logger = logging.getLogger("ckpt_keras")
@@ -36,7 +28,7 @@ class Session:
 
     def __init__(self, arguments: Arguments, model: Any) -> None:
         self._arguments = arguments
-        self._config: ConfigItem | None = None
+        self._config: _items.ConfigItem | None = None
         self._stale: frozenset[int] = frozenset()
         self._unfinished: int | None = None
         self.closed = False
@@ -55,8 +47,8 @@ class Session:
         )
 
     def close(self, *, interrupted: bool = False) -> None:
-        """Waits for a running save and closes the session; raises the error of a failed save, once. After an exception
-        ended fit, ``interrupted`` logs it, and leaves it to the next call. If Ctrl-C ends the wait, the session is still open.
+        """Waits for a running save and closes; raises the error of a failed save, once. After an exception ended fit,
+        ``interrupted`` only logs it. If Ctrl-C ends the wait, the session is still open.
         """
         with self._closing:  # the thread that trains may be waiting for the save, too
             if not self.closed:
@@ -80,23 +72,21 @@ class Session:
         metrics: Mapping[str, float],
         host: Mapping[str, Any],
     ) -> None:
-        """Starts a save of everything, and waits for it unless saves run in the background; raises the error of the
-        previous one. ``host``: the fields of ``progress`` that belong to this process alone.
-        """
+        """Starts a save; raises the error of the previous one. ``host``: fields of ``progress`` of this process alone."""
         started = time.perf_counter()
-        step = self._step(progress)
+        step = progress.step(self._arguments.steps_per_epoch)
         weights_only = self._arguments.save_weights_only
         vars(progress).update({name: {} for name in host} if self.processes > 1 else host)
         progress.callbacks = _progress.states_of(self._arguments.track)
         if not weights_only and self._config is None:
             # Once: Keras needs longer for it than a save takes, and it does not change during fit.
-            self._config = config_item(model)
+            self._config = _items.config_item(model)
         others: dict[str, Any] = {FIT: progress, **self._arguments.extra}
         if self.processes > 1:
             others[HOST] = OfProcess(dict(host), self.processes)
         if data.given:
             others["data"] = data.item(progress.batches, between_epochs=progress.batch == 0)
-        save_with(
+        _items.save_with(
             partial(self.checkpointer.save, step),
             model,
             self._config,
@@ -115,12 +105,10 @@ class Session:
 
     def is_wanted(self, progress: Progress) -> bool:
         """Whether the end of an epoch is a step to save: also if it was saved as mid-epoch, and then was the end."""
-        step, interval = self._step(progress), self._arguments.save_interval_steps
+        step = progress.step(self._arguments.steps_per_epoch)
+        interval = self._arguments.save_interval_steps
         by_epoch = progress.unit == "epoch" and (interval is None or step % interval == 0)
         return by_epoch or step == self._unfinished
-
-    def _step(self, progress: Progress) -> int:
-        return progress.step(self._arguments.steps_per_epoch)
 
     def restore(self, model: Any, data: FitData, batches_per_epoch: int | None) -> Progress | None:
         """Restores the newest complete step into the model; None if the directory is empty."""
@@ -130,7 +118,7 @@ class Session:
                 f"{directory} has the steps {', '.join(map(str, steps[-5:]))}, and restore=False "
                 "says not to go on from them: use another directory, or leave restore= away"
             )
-        saved = newest_model(self.checkpointer, steps)
+        saved = _items.newest_model(self.checkpointer, steps)
         if saved is None:
             return None
         progress, host = Progress(unit=self._arguments.unit), OfProcess({}, 1)
@@ -163,11 +151,11 @@ class Session:
         self._report(step, progress, saved)
         return progress
 
-    def _restore_latest(self, model: Any, saved: SavedModel, others: dict[str, Any]) -> int:
+    def _restore_latest(self, model: Any, saved: _items.SavedModel, others: dict[str, Any]) -> int:
         only = saved.only_weights() if saved.weights_only else None
         options, restore = self._arguments.options, self.checkpointer.restore_latest
         try:
-            restored = restore_with(restore, model, saved, options, others=others, only=only)
+            restored = _items.restore_with(restore, model, saved, options, others=others, only=only)
         except StructureMismatch as error:
             error.add_note(
                 "ckpt_keras: missing=, unexpected= and rename= are arguments of ckpt_keras.restore. To train the weights "
@@ -179,7 +167,7 @@ class Session:
         assert restored.step is not None
         return restored.step
 
-    def _report(self, step: int, progress: Progress, saved: SavedModel) -> None:
+    def _report(self, step: int, progress: Progress, saved: _items.SavedModel) -> None:
         if saved.weights_only:
             warnings.warn(
                 f"{self.checkpointer.directory}: step {step} was saved with save_weights_only=True: training goes on "

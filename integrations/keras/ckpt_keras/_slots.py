@@ -15,6 +15,8 @@ METRICS = "metrics_variables"
 MORE_OPTIMIZERS = "more_optimizers"
 """Top-level names of a model's state; the first four are those of ``Model.get_state_tree``."""
 
+Parts = tuple[str, ...]
+"""The parts of a path, or the layers that lead to one."""
 _ALWAYS_COUNTED = frozenset({"variable", "seed_generator"})
 _COUNTED = re.compile(r"(.+)_([1-9]\d*)")
 
@@ -23,7 +25,7 @@ _COUNTED = re.compile(r"(.+)_([1-9]\d*)")
 class Slot:
     """One variable and its place in the state."""
 
-    path: tuple[str, ...]  # names from the top of the state to the leaf
+    path: Parts  # names from the top of the state to the leaf
     variable: Any
 
     @property
@@ -33,9 +35,7 @@ class Slot:
 
 
 def slots_of_model(model: Any) -> list[Slot]:
-    """The variables of a model or layer by collection, each once, in Keras' order. Optimizers that a model holds as
-    attributes beside the compiled one (a GAN's) are found too; Keras' own state tree lacks them.
-    """
+    """The variables of a model by collection, each once, in Keras' order; also those of optimizers in attributes (a GAN's)."""
     seen = set[int]()
     trainable = _unseen(model.trainable_variables, seen)
     others = _unseen(model.non_trainable_variables, seen)
@@ -60,9 +60,7 @@ def slots_of_object(obj: Any) -> list[Slot]:
     return list(_named((), obj.variables, suffixes))
 
 
-def _weights(
-    trainable: list[Any], others: list[Any], owners: Mapping[int, tuple[str, ...]]
-) -> list[Slot]:
+def _weights(trainable: list[Any], others: list[Any], owners: Mapping[int, Parts]) -> list[Slot]:
     both = [*trainable, *others]  # together, because freezing must not change the name of a weight
     shared = _shared_paths(both)
     suffixes = {id(each): _beside_path(each, owners.get(id(each), ())) for each in both}
@@ -83,7 +81,7 @@ def _shared_paths(variables: Iterable[Any]) -> set[str]:
     return {path for path, count in counts.items() if count > 1}
 
 
-def _optimizers(model: Any) -> dict[tuple[str, ...], Any]:
+def _optimizers(model: Any) -> dict[Parts, Any]:
     """Place in the state -> optimizer: the compiled one, and those in other attributes."""
     import keras
 
@@ -104,21 +102,20 @@ def _unseen(variables: Iterable[Any], seen: set[int]) -> list[Any]:
 
 
 def _named(
-    prefix: tuple[str, ...],
+    prefix: Parts,
     variables: Iterable[Any],
     suffixes: Mapping[int, str],
     shared: set[str] | None = None,
 ) -> Iterator[Slot]:
-    """Slots under Keras' own paths, with a suffix if a path is not unique (Adafactor's, layers of one name in two
-    models). The suffix names what the variable belongs to: ``kernel@tower_a``; if that is equal too, it is ``@2``,
-    ``@3``. Paths that contain the path of another variable also get one, because nested dictionaries cannot hold both.
+    """Slots under Keras' own paths. One that is not unique (Adafactor's, layers of one name in two models) gets what it belongs
+    to as a suffix, ``kernel@tower_a``; if that is equal too, ``@2``. So does a path that contains the path of another.
     """
     variables = list(variables)
     shared = _shared_paths(variables) if shared is None else shared
-    leaves, inner = set[tuple[str, ...]](), set[tuple[str, ...]]()
+    leaves, inner = set[Parts](), set[Parts]()
     for variable in variables:
         *front, last = str(variable.path).split("/")
-        parents: tuple[str, ...] = ()
+        parents: Parts = ()
         for part in front:
             parents = _free((*parents, part), leaves)
             inner.add(parents)
@@ -128,7 +125,7 @@ def _named(
         yield Slot((*prefix, *path), variable)
 
 
-def _free(path: tuple[str, ...], *taken: Set[tuple[str, ...]]) -> tuple[str, ...]:
+def _free(path: Parts, *taken: Set[Parts]) -> Parts:
     candidate, count = path, 1
     while any(candidate in paths for paths in taken):
         count += 1
@@ -136,7 +133,7 @@ def _free(path: tuple[str, ...], *taken: Set[tuple[str, ...]]) -> tuple[str, ...
     return candidate
 
 
-def nested(values: Iterable[tuple[tuple[str, ...], Any]]) -> Any:
+def nested(values: Iterable[tuple[Parts, Any]]) -> Any:
     """Nested dictionaries of values, each of which comes with its path; the value itself if its path is empty."""
     top: dict[str, Any] = {"": {}}
     for path, value in values:
@@ -148,11 +145,9 @@ def nested(values: Iterable[tuple[tuple[str, ...], Any]]) -> Any:
     return top[""]
 
 
-def owners_of(model: Any) -> dict[int, tuple[str, ...]]:
-    """Id of a weight's variable -> the layers from below the model that contain it; the first place if it is shared. Keras'
-    own path omits functional models, and Sequential ones made from a configuration.
-    """
-    found: dict[int, tuple[str, ...]] = {}
+def owners_of(model: Any) -> dict[int, Parts]:
+    """Id of a weight's variable -> the layers that contain it, also those that its path omits; the first place if shared."""
+    found: dict[int, Parts] = {}
     for layer, owners in layers_of(model):
         own = [
             *getattr(layer, "_trainable_variables", ()),
@@ -164,11 +159,11 @@ def owners_of(model: Any) -> dict[int, tuple[str, ...]]:
     return found
 
 
-def layers_of(model: Any) -> list[tuple[Any, tuple[str, ...]]]:
+def layers_of(model: Any) -> list[tuple[Any, Parts]]:
     """A model and every layer in it, each once, with the names from below the model to the layer."""
-    found: dict[int, tuple[Any, tuple[str, ...]]] = {}
+    found: dict[int, tuple[Any, Parts]] = {}
 
-    def walk(layer: Any, owners: tuple[str, ...]) -> None:
+    def walk(layer: Any, owners: Parts) -> None:
         if id(layer) not in found:
             found[id(layer)] = (layer, owners)
             # No public method finds layers in attributes.
@@ -220,14 +215,18 @@ def numbered(part: str, counted: Set[str]) -> tuple[str, int | None]:
 
 
 def counted_in(model: Any) -> frozenset[str]:
-    """The numbered names in a model: classes of its layers, optimizers and metrics. A layer that the user named is not
-    numbered, so ``tower_1`` and ``tower_2`` are as different as ``user`` and ``item``.
-    """
+    """The classes in a model that Keras numbers; not layers that the user named: ``tower_1`` and ``tower_2`` are different."""
     layers = [layer for layer, _ in layers_of(model)]
     optimizers = list(_optimizers(model).values())
     wrapped = [one.inner_optimizer for one in optimizers if hasattr(one, "inner_optimizer")]
     objects = [*layers, *optimizers, *wrapped, *(getattr(model, "metrics", None) or ())]
-    return _ALWAYS_COUNTED | {base for each in objects for base in _counted_base(each)}
+    counted = set(_ALWAYS_COUNTED)
+    for each in objects:
+        base = _snake_case(type(each).__name__)
+        # Bidirectional names its two layers after the layer that it wraps.
+        bases = (base, f"forward_{base}", f"backward_{base}")
+        counted.update(one for one in bases if numbered(str(each.name), {one})[1] is not None)
+    return frozenset(counted)
 
 
 def counted_anywhere() -> frozenset[str]:
@@ -236,13 +235,6 @@ def counted_anywhere() -> frozenset[str]:
 
     roots = (keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric)
     return _ALWAYS_COUNTED | {_snake_case(cls.__name__) for root in roots for cls in _below(root)}
-
-
-def _counted_base(obj: Any) -> Iterable[str]:
-    name, base = str(obj.name), _snake_case(type(obj).__name__)
-    # Bidirectional names its two layers after the layer that it wraps.
-    bases = (base, f"forward_{base}", f"backward_{base}")
-    return (each for each in bases if numbered(name, {each})[1] is not None)
 
 
 def _below(cls: type) -> Iterator[type]:
@@ -257,11 +249,9 @@ def _snake_case(name: str) -> str:
     return to_snake_case(name)
 
 
-def nameless(model: Any) -> frozenset[tuple[str, ...]]:
-    """The layers without a name in their configuration, each as the tuple of names that leads to it. Keras writes no
-    ``name`` for a layer class without ``get_config``, so the layer that is made from it is named after its class.
-    """
-    found: set[tuple[str, ...]] = set()
+def nameless(model: Any) -> frozenset[Parts]:
+    """The names that lead to each layer without ``get_config``: Keras makes it again with a name after its class."""
+    found: set[Parts] = set()
     for layer, owners in layers_of(model):
         try:
             if owners and "name" not in layer.get_config():

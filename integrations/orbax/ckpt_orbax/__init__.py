@@ -13,6 +13,7 @@ cut, and speed. ``docs/moving_from_orbax.md`` has the native way, ``docs/api/orb
 """
 
 from ckpt_orbax import (
+    _lone_names,
     args as args,
     checkpoint_manager as checkpoint_manager,
     checkpoint_managers as checkpoint_managers,
@@ -31,12 +32,6 @@ from ckpt_orbax import (
     v1 as v1,
 )
 from ckpt_orbax._leaves import PLACEHOLDER as PLACEHOLDER
-from ckpt_orbax._modules import (
-    checkpoint_args as checkpoint_args,
-    pathways as pathways,
-    test_utils as test_utils,
-    transform_utils as transform_utils,
-)
 from ckpt_orbax._options import CheckpointManagerOptions as CheckpointManagerOptions
 from ckpt_orbax._refused import NotOffered as NotOffered, offer as _offer
 from ckpt_orbax.args import CheckpointArgs as CheckpointArgs
@@ -65,6 +60,10 @@ from ckpt_orbax.type_handlers import (
     SaveArgs as SaveArgs,
     SingleReplicaArrayRestoreArgs as SingleReplicaArrayRestoreArgs,
 )
+
+# Orbax's other names of these modules.
+checkpoint_args, transform_utils = handlers, tree
+pathways = test_utils = _lone_names
 
 __version__ = "0.12.8"
 """The version of Orbax whose names these are, for programs that ask; ``ckpt_core.__version__`` is ckpt's."""

@@ -151,9 +151,7 @@ def _of_registry(registry: Any, name: str) -> tuple[Any, list[Any]]:
 
 
 def handler_for_save(registry: Any, name: str, value: Any) -> Any:
-    """An instance of the handler that saves ``value``: the one of that name, unless the object saves itself; else the
-    last one that takes the object. NoEntryError if there is none.
-    """
+    """The handler that saves ``value``: that of the name, unless the object saves itself; else the last one that takes it."""
     if value is None:
         raise ValueError(f"{name}: a checkpointable must not be None for saving")
     by_name, of_any = _of_registry(registry, name)
@@ -172,16 +170,14 @@ def handler_for_save(registry: Any, name: str, value: Any) -> Any:
 
 
 def handler_for_load(registry: Any, name: str, abstract: Any, saved_by: str | None) -> Any:
-    """An instance of the handler that loads an item into ``abstract``: the one of that name, then the one that saved it,
-    if they take the target; then the last one that does. If none does, it is the one of that name, or None.
+    """The handler that loads an item into ``abstract``: the one of that name, then the one that saved it, then the last one
+    that takes the target. If none does, it is the one of that name, or None.
     """
     by_name, of_any = _of_registry(registry, name)
     wrote = [kind for kind, _ in registry.get_all_entries() if type_name(kind) == saved_by]
     if not wrote and (saved_by or "").startswith(("orbax.", "ckpt_orbax.")):
         wrote = [kind for kind in _OWN if (saved_by or "").endswith(f".{kind.__name__}")]
-    first = [
-        handler for handler in (by_name, *(kind() for kind in wrote[-1:])) if handler is not None
-    ]
+    first = [one for one in (by_name, *(kind() for kind in wrote[-1:])) if one is not None]
     if abstract is None:
         return first[0] if first else None
     taking = (one for one in [*first, *of_any] if one.is_abstract_handleable(abstract))

@@ -1,7 +1,5 @@
 """Errors that Orbax's callers catch; each is also an error of ckpt and of the builtin type."""
 
-from __future__ import annotations
-
 from ckpt_core import CheckpointError, CheckpointExists, CheckpointNotFound
 
 

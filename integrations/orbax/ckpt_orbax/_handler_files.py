@@ -38,9 +38,8 @@ def type_name(handler: Any) -> str:
 def written(
     kind: type, save: Callable[[Any], None], finish: Callable[[Any], None] | None = None
 ) -> ckpt.Files:
-    """The files that ``save`` writes, in all processes together, while the save takes its snapshot. Each of several
-    processes writes into its own directory; process 0 puts the files together and calls ``finish``. Whatever is wrong with
-    them is the same error in all processes.
+    """The files that ``save`` writes, in all processes together, while the save takes its snapshot. Process 0 puts those of
+    several together and calls ``finish``. Whatever is wrong with them is the same error in all processes.
     """
     together = None if jax.process_count() == 1 else _of_all_processes(kind, save)
 
@@ -136,11 +135,11 @@ def _from_all(value: Any) -> list[Any]:
     return [json.loads(bytes(row[:size])) for row, size in zip(rows, sizes, strict=True)]
 
 
-def run(work: Callable[[], Awaitable[Any]]) -> Any:
-    """The result of a coroutine; also where an event loop runs already."""
+def run(work: Callable[..., Awaitable[Any]], *arguments: Any, **named: Any) -> Any:
+    """The result of an asynchronous function; also where an event loop runs already."""
 
     async def awaited() -> Any:
-        return await work()
+        return await work(*arguments, **named)
 
     try:
         asyncio.get_running_loop()
@@ -169,20 +168,12 @@ def with_directory(files: ckpt.SavedFiles, work: Callable[[Any], Any]) -> Any:
 
 
 @functools.cache
-def _adapted() -> set[str]:
-    return importlib.metadata.entry_points(group="ckpt_core.adapters").names
-
-
-def has_adapter(value: Any) -> bool:
-    """Whether ckpt knows the framework of the object."""
-    return bool(_homes(value) & _adapted())
+def frameworks_of(kind: type) -> set[str]:
+    """The frameworks of a class and its bases for which ckpt has an adapter."""
+    adapted = importlib.metadata.entry_points(group="ckpt_core.adapters").names
+    return {base.__module__.partition(".")[0] for base in kind.__mro__} & adapted
 
 
 def is_of_its_framework(handler: Any, value: Any) -> bool:
     """Whether a handler is that of the framework of an object, such as Grain's, and no one's own."""
-    home = type(handler).__module__.partition(".")[0]
-    return home in _homes(value) & _adapted()
-
-
-def _homes(value: Any) -> set[str]:
-    return {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
+    return type(handler).__module__.partition(".")[0] in frameworks_of(type(value))

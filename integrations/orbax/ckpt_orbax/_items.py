@@ -15,7 +15,6 @@ import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo
 from ckpt_orbax import handlers
 from ckpt_orbax._handler_files import (
-    has_adapter,
     is_of_its_framework,
     run,
     saved_by,
@@ -109,9 +108,7 @@ def args_of_call(handler: Any, for_save: bool, *arguments: Any, **named: Any) ->
 
 
 def args_classes(handler: Any) -> tuple[type[CheckpointArgs], type[CheckpointArgs]]:
-    """The classes of arguments of a handler, for saves and for restores. A handler that inherits from one of ckpt's forms
-    without writing itself takes those of that form.
-    """
+    """The classes of arguments for saves and for restores; those of its form for a handler that only inherits from one."""
     kinds = [type(handler)] if handlers.overrides(handler) else type(handler).__mro__
     for kind in kinds:
         if handlers.has_registered_args(kind):
@@ -121,9 +118,7 @@ def args_classes(handler: Any) -> tuple[type[CheckpointArgs], type[CheckpointArg
 
 def items_to_save(wanted: Mapping[str, Any], items: ItemHandlers) -> dict[str, Any]:
     """What ckpt saves for several items, by name, given their arguments."""
-    return {
-        name: item_to_save(name, args, items.of_args(name, args)) for name, args in wanted.items()
-    }
+    return {name: item_to_save(name, one, items.of_args(name, one)) for name, one in wanted.items()}
 
 
 def item_to_save(name: str, args: Any, handler: Any) -> Any:
@@ -132,7 +127,7 @@ def item_to_save(name: str, args: Any, handler: Any) -> Any:
     if isinstance(value, (ckpt.Files, ckpt.Json, ckpt.SavedFiles)):
         return value
     if handlers.overrides(handler):
-        if has_adapter(value) and is_of_its_framework(handler, value):
+        if is_of_its_framework(handler, value):
             return value  # a data pipeline: the engine writes what this handler would, and more
         finalize = getattr(handler, "finalize", lambda _: None)
         return written(
@@ -184,7 +179,7 @@ def _save_files(handler: Any, directory: Any, args: Any) -> None:
     """Lets a handler of the user write into a directory, and waits for what it leaves to do."""
     given, named = as_call(args)
     if inspect.iscoroutinefunction(getattr(handler, "async_save", None)):
-        for future in run(lambda: handler.async_save(directory, *given, **named)) or ():
+        for future in run(handler.async_save, directory, *given, **named) or ():
             future.result()
     else:
         handler.save(directory, *given, **named)
@@ -204,9 +199,8 @@ def restored_items(
         )
     else:
         asked = {name: (one, items.of_args(name, one)) for name, one in args.items()}
-    return Composite(
-        **{name: restored_item(info, name, *how, options) for name, how in asked.items()}
-    )
+    restored = {name: restored_item(info, name, *how, options) for name, how in asked.items()}
+    return Composite(**restored)
 
 
 def restored_item(

@@ -1,7 +1,7 @@
 """Leaves of pytrees, what Orbax takes and what a target may hold; and pytrees as Orbax stores them, with text keys.
 
-Orbax keeps the names of a tree's nodes and not their types: a NamedTuple, a dataclass or an ``nnx.State`` becomes a
-dictionary, an empty one None. Trees get this form before they are saved and as targets, as Orbax's own do.
+Orbax keeps the names of nodes and not their types: a NamedTuple, a dataclass or an ``nnx.State`` becomes a dictionary, an
+empty one None. Trees get this form before they are saved and as targets.
 """
 
 from __future__ import annotations
@@ -86,33 +86,30 @@ def to_shape_dtype_struct(
 
 Path = tuple[str | int, ...]
 """Path of a leaf: text for a name, int for a position."""
+Change = Callable[[Path, Any], Any]
+"""What replaces a leaf, by path and value."""
 
 
-def plain(tree: Any, change: Callable[[Path, Any], Any] | None = None) -> Any:
-    """The tree with dicts, lists, tuples and None for containers; ``change`` may replace each leaf, by path and value."""
-    return _plain(tree, (), change or (lambda _, leaf: leaf))
-
-
-def _plain(node: Any, path: Path, change: Callable[[Path, Any], Any]) -> Any:
+def plain(node: Any, change: Change = lambda _, leaf: leaf, path: Path = ()) -> Any:
+    """The tree with dicts, lists, tuples and None for containers; ``change`` may replace each leaf."""
     if node is None:
         return None
     kind = type(node)
     if kind is dict:
-        return _named(((key, value) for key, value in node.items()), path, change)
+        return _named(node.items(), path, change)
     if kind in (list, tuple):
-        children = (_plain(child, (*path, i), change) for i, child in enumerate(node))
-        return list(children) if kind is list else tuple(children)
+        return kind(plain(child, change, (*path, i)) for i, child in enumerate(node))
     pairs = one_level(node)
     if pairs is None:
         return change(path, node)
     if not pairs:
-        return kind() if kind in (dict, list, tuple) else ({} if isinstance(node, dict) else None)
+        return {} if isinstance(node, dict) else None
     if all(isinstance(key, _POSITIONS) for key, _ in pairs):
-        return [_plain(child, (*path, i), change) for i, (_, child) in enumerate(pairs)]
+        return [plain(child, change, (*path, i)) for i, (_, child) in enumerate(pairs)]
     return _named(((key_name(key), child) for key, child in pairs), path, change)
 
 
-def _named(pairs: Any, path: Path, change: Callable[[Path, Any], Any]) -> dict[str, Any]:
+def _named(pairs: Any, path: Path, change: Change) -> dict[str, Any]:
     named: dict[str, Any] = {}
     for key, child in pairs:
         name = str(key)
@@ -120,16 +117,14 @@ def _named(pairs: Any, path: Path, change: Callable[[Path, Any], Any]) -> dict[s
             raise ValueError(
                 f"{path_text(path)}: two keys are {name!r} as text: rename one of them"
             )
-        named[name] = _plain(child, (*path, name), change)
+        named[name] = plain(child, change, (*path, name))
     return named
 
 
 def one_level(node: Any) -> list[tuple[Any, Any]] | None:
     """(key, child) of each child of a pytree node, None among them; None for a leaf."""
-    found, structure = jax.tree_util.tree_flatten_with_path(
-        node, is_leaf=lambda child: child is not node
-    )
-    return None if structure == _LEAF else [(path[0], child) for path, child in found]
+    found, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda one: one is not node)
+    return None if treedef == _LEAF else [(path[0], child) for path, child in found]
 
 
 _LEAF = jax.tree_util.tree_structure(0)
@@ -166,9 +161,7 @@ def leaves_of(tree: Any) -> dict[Path, Any]:
 
 def filled(target: Any, values: dict[Path, Any]) -> Any:
     """``target``, an arbitrary pytree, with each leaf replaced by the value at its path."""
-    found, structure = jax.tree_util.tree_flatten_with_path(target)
-    order = [tuple(_entry(key) for key in path) for path, _ in found]
-    return jax.tree_util.tree_unflatten(structure, [values[path] for path in order])
+    return jax.tree.map_with_path(lambda path, _: values[tuple(map(_entry, path))], target)
 
 
 def _entry(key: Any) -> str | int:

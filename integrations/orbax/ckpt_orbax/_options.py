@@ -146,7 +146,7 @@ def preservation_policy(options: CheckpointManagerOptions) -> Any:
     return policies.AnyPreservationPolicy([*kept, best])
 
 
-_DISKS_OF_HOSTS = "for disks of each host, ckpt_core.Checkpointer(local_directory=)"
+_PER_HOST = "for disks of each host, ckpt_core.Checkpointer(local_directory=)"
 _OWN_BARRIERS = "ckpt's processes agree by their own barriers, which name who is missing"
 _REFUSED_ASYNC: Refusals = {"barrier_sync_fn": (None, _OWN_BARRIERS)}
 _REFUSED: Refusals = {
@@ -154,7 +154,7 @@ _REFUSED: Refusals = {
     "enable_per_process_directory_creation": (
         False,
         "all processes write one directory",
-        _DISKS_OF_HOSTS,
+        _PER_HOST,
     ),
     "enable_should_save_is_saving_in_progress_check": (
         True,
@@ -180,7 +180,7 @@ def refuse_processes(
     everyone = active if active is None or len(active) == jax.process_count() else None
     why = "all processes take part in a checkpoint"
     refusals: Refusals = {
-        "primary_host": (0, "process 0 leads", _DISKS_OF_HOSTS),
+        "primary_host": (0, "process 0 leads", _PER_HOST),
         "active_processes": (everyone, why, "save with all of them"),
     }
     if options is not None:
@@ -190,9 +190,7 @@ def refuse_processes(
 def changed(
     engine: ckpt.Options, asynchronous: AsyncOptions | None, files: Any = None, **changes: Any
 ) -> ckpt.Options:
-    """ckpt's options with the timeout of Orbax's, and a mode for the directories of checkpoints and their items, set by
-    process 0 when the checkpoint is complete. As in Orbax it takes permissions away from what the umask gives.
-    """
+    """ckpt's options with the timeout of Orbax's, and a mode that takes permissions of complete directories away."""
     if asynchronous is not None:
         refuse_options("AsyncOptions({}=)", asynchronous, _REFUSED_ASYNC)
         if asynchronous.timeout_secs != AsyncOptions.timeout_secs:

@@ -40,8 +40,8 @@ def as_text(path: Any) -> str:
 
 
 def kind_at(path: str) -> str:
-    """What is at a path of a file system: ``"directory"``, ``"file"`` or ``"other"``; empty if nothing is. Raises OSError if
-    the system cannot say, where ``os.path.exists`` is False, and a training that has steps would begin anew.
+    """What is at a path: ``"directory"``, ``"file"``, ``"other"``, or empty for nothing. Raises OSError if the system
+    cannot say: what ``os.path.exists`` takes for absent may be steps, and the training would begin anew.
     """
     try:
         mode = os.stat(path).st_mode

@@ -38,9 +38,8 @@ def refuse_options(shown: str, options: Any, refusals: Refusals) -> None:
 def refuse_logger(call: str, logger: Any) -> None:
     """Raises NotOffered for a logger of Orbax that is given to ``call``."""
     if logger is not None:
-        raise not_offered(
-            f"{call}(logger=)", "Orbax's loggers get Orbax's statistics", _INSTEAD["logging"]
-        )
+        why = "Orbax's loggers get Orbax's statistics"
+        raise not_offered(f"{call}(logger=)", why, _INSTEAD["logging"])
 
 
 _INSTEAD = {
@@ -79,9 +78,7 @@ def offer(package: str) -> None:
 
 
 def refusing(module: str) -> Callable[[str], Any]:
-    """``__getattr__`` of a module: an AttributeError that says what to use instead of a name, as ``hasattr`` expects; an
-    ImportError to ``from module import name``, which would replace the other one by "cannot import name".
-    """
+    """``__getattr__`` of a module: an AttributeError with what to use instead; an ImportError to ``from module import ...``."""
 
     def getattr_of_module(name: str) -> Any:
         if name.startswith("__"):

@@ -110,9 +110,7 @@ class Run:
             if self._keep is not None:
                 asked = [*self._for_policy(others), self._of_save(step, save)]
                 kept = self._keep.should_preserve(asked, context=policies.PreservationContext())
-                save.let_go = {
-                    one.step for one, stays in zip(asked, kept, strict=True) if not stays
-                }
+                save.let_go = {one.step for one, stay in zip(asked, kept, strict=True) if not stay}
                 if step in save.let_go and (metadata is None or isinstance(metadata, dict)):
                     metadata = {**(metadata or {}), TO_RESUME: step}
         except Exception as caught:

@@ -1,6 +1,4 @@
-"""Pytrees out of a checkpoint: as Orbax returns them without a target, as a target asks, or as the restore arguments of the
-first API, leaf by leaf.
-"""
+"""Pytrees out of a checkpoint: as Orbax returns them without a target, as a target asks, or as the first API's arguments do."""
 
 from __future__ import annotations
 
@@ -80,9 +78,7 @@ def _scalar(path: str, kind: type, saved: LeafInfo | None) -> Wanted:
 
 
 def _array(leaf: Any, saved: LeafInfo | None) -> Any:
-    """A ``jax.ShapeDtypeStruct`` of the leaf, which may leave shape and dtype open; without a sharding a numpy array that
-    takes no memory: one without elements stands for any shape.
-    """
+    """A ``jax.ShapeDtypeStruct`` of the leaf, which may leave shape and dtype open; for the host an array without memory."""
     shape, dtype, on_host = leaf.shape, leaf.dtype, not hasattr(leaf, "sharding")
     if saved is not None:
         if on_host and not (dtype or saved.dtype):
@@ -118,8 +114,7 @@ def load_tree(
     keeping: str = "",
 ) -> Any:
     """One item of a checkpoint as a new tree, as ``ask`` says of each leaf of a target. Leaves that were not saved stay if
-    ``keep`` says so of them, and ``partial`` leaves out what the target does not name. If the two differ,
-    TreeMismatchError has ``leaving_out`` and ``keeping`` as advice for leaves of one side alone.
+    ``keep`` wants them, and ``partial`` leaves out what the target does not name. ``leaving_out`` and ``keeping`` are advice.
     """
     if target is None:
         return orbax_form(ckpt.load(path, item=item.name, options=options))
@@ -142,10 +137,8 @@ def load_tree(
         like = plain(target, like_of)
         if misplaced:
             raise ckpt.StructureMismatch(misplaced)
-        unexpected = "ignore" if partial else "error"
-        loaded = ckpt.load(
-            path, like, item=item.name, cast=True, unexpected=unexpected, options=options
-        )
+        rest = "ignore" if partial else "error"
+        loaded = ckpt.load(path, like, item=item.name, cast=True, unexpected=rest, options=options)
     except ckpt.StructureMismatch as error:
         raise TreeMismatchError(
             f"User-provided restore item and on-disk value differ ({item.name or path}): "

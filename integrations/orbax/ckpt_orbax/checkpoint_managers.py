@@ -264,9 +264,8 @@ class AnySavePolicy(SaveDecisionPolicy):
 
     def should_save(self, step: Step, previous_steps: Steps, *, context: DecisionContext) -> bool:
         # each is asked, also one behind the first that saves
-        return any(
-            [one.should_save(step, previous_steps, context=context) for one in self.policies]
-        )
+        wants = [one.should_save(step, previous_steps, context=context) for one in self.policies]
+        return any(wants)
 
 
 NEVER_AT_PREEMPTION = (

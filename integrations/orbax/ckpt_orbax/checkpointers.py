@@ -7,17 +7,8 @@ from typing import Any
 
 import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo
-from ckpt_orbax import handlers
+from ckpt_orbax import _items, handlers
 from ckpt_orbax._errors import DestinationExistsError, InvalidLayoutError
-from ckpt_orbax._items import (
-    ItemHandlers,
-    args_of_call,
-    flat_value,
-    item_to_save,
-    items_to_save,
-    restored_item,
-    restored_items,
-)
 from ckpt_orbax._options import changed, refuse_processes
 from ckpt_orbax._paths import as_text
 from ckpt_orbax._refused import not_offered
@@ -68,7 +59,7 @@ class Checkpointer:
         self._options = changed(engine or ckpt.Options(), None, file_options)
         self._items = None
         if isinstance(handler, handlers.CompositeCheckpointHandler):
-            self._items = ItemHandlers(
+            self._items = _items.ItemHandlers(
                 handler.item_names, handler.items_and_handlers, handler.handler_registry
             )
 
@@ -97,13 +88,13 @@ class Checkpointer:
             ValueError: there is something at ``directory``, or nothing to save.
         """
         self._wait()
-        wanted = args_of_call(self._handler, True, *args, **kwargs)
+        wanted = _items.args_of_call(self._handler, True, *args, **kwargs)
         path, options = as_text(directory), self._options
         named, alone = None, ()
         if self._items is not None:
-            named = items_to_save(wanted, self._items)
+            named = _items.items_to_save(wanted, self._items)
         else:
-            alone = (item_to_save("item", wanted, self._handler),)
+            alone = (_items.item_to_save("item", wanted, self._handler),)
             if "://" not in path and isinstance(self._handler, _TREES):
                 options = dataclasses.replace(options, flat=True)  # Orbax looks for it at the path
         more: dict[str, Any] = {"overwrite": force, "metadata": custom_metadata}
@@ -140,16 +131,15 @@ class Checkpointer:
         self._wait()
         path = as_text(directory)
         if self._items is not None:
-            wanted = args_of_call(self._handler, False, *args, **kwargs)
-            return restored_items(ckpt.inspect(path), wanted, self._items, self._options)
+            wanted = _items.args_of_call(self._handler, False, *args, **kwargs)
+            return _items.restored_items(ckpt.inspect(path), wanted, self._items, self._options)
         asked = bool(args or kwargs) or not handlers.overrides(self._handler)
-        wanted = args_of_call(self._handler, False, *args, **kwargs) if asked else None
+        wanted = _items.args_of_call(self._handler, False, *args, **kwargs) if asked else None
         try:
             info = ckpt.inspect(path)
         except ckpt.CheckpointNotFound as error:
-            return flat_value(path, self._handler, wanted, error)
-        name = _only_item(info)
-        return restored_item(info, name, wanted, self._handler, self._options)
+            return _items.flat_value(path, self._handler, wanted, error)
+        return _items.restored_item(info, _only_item(info), wanted, self._handler, self._options)
 
     def metadata(self, directory: Any) -> StepMetadata:
         """What a checkpoint says of itself, without its arrays; FileNotFoundError if there is none."""

@@ -167,9 +167,7 @@ again what metadata they find.
 
 
 def only_to_resume(steps: Sequence[tuple[int, Any]], *, also_all: bool = False) -> set[int]:
-    """Those of steps, with their paths, that with Orbax would be gone: of the two newest, as the next save deletes the older. None
-    if that were all, as in a copy of the newest step, unless ``also_all``: where a policy keeps none.
-    """
+    """The steps, of the two newest, that Orbax would not have kept; none if those were all (a copy), unless ``also_all``."""
     found = {step for step, path in sorted(steps)[-2:] if _is_marked(step, path)}
     return found if also_all or len(found) < len(steps) else set()
 

@@ -28,15 +28,11 @@ def to_flat_dict(
         {'bar/a': 2, 'foo': 1}
     """
     if is_leaf is None and keep_empty_nodes:
-        is_leaf = _is_empty_node
-    found, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
+        found = jax.tree.leaves_with_path(tree, is_leaf=lambda node: one_level(node) == [])
+    else:
+        found = jax.tree.leaves_with_path(tree, is_leaf=is_leaf)
     named = {tuple(map(key_name, path)): leaf for path, leaf in found}
     return named if sep is None else {sep.join(path): leaf for path, leaf in named.items()}
-
-
-def _is_empty_node(node: Any) -> bool:
-    """Whether something is None or a container without children."""
-    return one_level(node) == []
 
 
 def from_flat_dict(flat_dict: dict[Any, Any], target: Any = None, sep: str | None = None) -> Any:

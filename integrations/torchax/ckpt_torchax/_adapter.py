@@ -12,11 +12,8 @@ from ckpt_torchax import _modules, _optimizers, _tensors, _torchax
 
 
 class TorchAdapter:
-    """Gets and sets the state of torch and torchax objects, in place.
-
-    Modules (bare, in a JittableModule, compiled), tensors and parameters as leaves of any pytree,
-    optimizers, schedulers and other objects with ``state_dict`` and ``load_state_dict``, random
-    generators, and torchax environments.
+    """Gets and sets the state of torch and torchax objects, in place: modules (bare, in a JittableModule, compiled), tensors,
+    random generators, torchax environments, and what has ``state_dict`` and ``load_state_dict``.
     """
 
     arrays_are_writable = True
@@ -36,25 +33,16 @@ class TorchAdapter:
         )
 
     def get_state(self, obj: Any, /) -> Any:
-        """The state as arrays: jax arrays of torchax tensors, numpy views of CPU tensors.
+        """The state as arrays: jax arrays of torchax tensors, numpy views of CPU tensors; UnsupportedLeaf for other tensors.
 
-        Nothing is copied. The jax arrays are references, which is safe because torchax replaces
-        arrays instead of writing to them; an asynchronous save copies memory that can be written to.
-
-        Raises:
-            UnsupportedLeaf: a tensor that a checkpoint cannot hold; the message names it: sparse,
-                quantized, nested, uninitialized and TorchTPU tensors, and torchax tensors whose array
-                was donated.
-            CheckpointError: the key of a torchax environment cannot be read.
+        Nothing is copied: torchax replaces arrays instead of writing to them, and an asynchronous save copies other memory.
         """
         if isinstance(obj, torch.Tensor):
             return _tensors.read(obj, "tensor")
         return _functions_for(obj).get_state(obj)
 
     def get_constants(self, obj: Any, /) -> Mapping[str, Any]:
-        """The numbers among the attributes of a module and those in it, such as a count of updates; names of an optimizer's
-        parameters.
-        """
+        """Numbers in a module's attributes, such as a count of updates; names of an optimizer's parameters."""
         if isinstance(obj, torch.optim.Optimizer):
             return _optimizers.names_beside(self._names.get(obj) or _optimizers.names_of(obj, {}))
         return _modules.numbers_in(obj) if isinstance(obj, torch.nn.Module) else {}
@@ -69,10 +57,8 @@ class TorchAdapter:
             self._scheduled.add(obj)
 
     def set_state(self, obj: Any, state: Any, /) -> None:
-        """Sets a state with the structure of ``wanted`` or ``get_state``.
-
-        Tensors stay the same objects, so optimizers, ties and JittableModules that were made before
-        see the new values. A compiled function that closes over a module keeps the old values.
+        """Sets a state with the structure of ``wanted`` or ``get_state``. Tensors stay the same objects, so optimizers,
+        ties and JittableModules see the new values. A compiled function that closes over a module keeps the old values.
         """
         if isinstance(obj, torch.Tensor):
             _tensors.write(obj, state)
@@ -82,10 +68,7 @@ class TorchAdapter:
             _functions_for(obj).set_state(obj, state)
 
     def set_leaves(self, obj: Any, leaves: Mapping[tuple[Any, ...], Any], /) -> list[Any]:
-        """Sets jax arrays on some torchax tensors of a module, by path; returns those that it set.
-
-        It skips tensors on the CPU, on the meta device and views of others: ``set_state`` sets those.
-        """
+        """Sets jax arrays on some torchax tensors of a module, by path, and returns them; others are left to ``set_state``."""
         if isinstance(obj, _torchax.Filling) or not isinstance(obj, torch.nn.Module):
             return []
         return _modules.set_leaves(obj, leaves)
@@ -108,18 +91,11 @@ class TorchAdapter:
         return {path: _renamed(path, table) for path in saved}
 
     def copy(self, objects: Sequence[Any], /) -> list[Any]:
-        """Copies of tensors; None for modules, optimizers and the rest.
-
-        Their other content (hooks, compiled functions) cannot be copied correctly in general.
-        """
+        """Copies of tensors; None for the rest, with hooks and compiled functions, which cannot be copied in general."""
         return [_copied(obj) for obj in objects]
 
     def select(self, obj: Any, variable_type: type, /) -> Callable[[tuple[Any, ...], object], bool]:
-        """For ``only=torch.nn.Parameter``: whether a leaf is such a tensor, as a function.
-
-        Raises:
-            TypeError: the object is not a module.
-        """
+        """For ``only=torch.nn.Parameter``: whether a leaf is such a tensor, as a function; TypeError without a module."""
         if not isinstance(obj, torch.nn.Module):
             raise TypeError(
                 f"only={variable_type.__name__} selects from modules, got {type(obj).__name__}"

@@ -33,10 +33,7 @@ def get_state(module: Any) -> dict[str, Any]:
         for name, value in entries.items()
     }
     # Two torchax tensors may share one array.
-    held = {
-        name: leaf if isinstance(leaf, jax.Array) else entries[name]
-        for name, leaf in leaves.items()
-    }
+    held = entries | {n: leaf for n, leaf in leaves.items() if isinstance(leaf, jax.Array)}
     shared = by_object(held)
     tied = {first: dict.fromkeys(others, True) for first, *others in shared if others}
     state = {names[0]: leaves[names[0]] for names in shared}
@@ -49,9 +46,7 @@ def first_names(state: Mapping[str, Any]) -> dict[str, str]:
 
 
 def numbers_in(module: Any) -> dict[str, int | float]:
-    """Path and value of the numbers that a module, and those in it, hold as attributes. ``state_dict`` leaves them out, unless
-    a part has an extra state, which may have its numbers.
-    """
+    """The numbers in attributes of a module and those in it, by path, unless a part has an extra state, which may have them."""
     return {
         f"{path}.{name}" if path else name: value
         for path, part in _torchax.unwrapped(module).named_modules()
@@ -200,7 +195,7 @@ def by_object(entries: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _is_extra(name: str) -> bool:
-    return name.endswith(_EXTRA) and name.rpartition(".")[2] == _EXTRA
+    return name.rpartition(".")[2] == _EXTRA
 
 
 def _is_meta(value: Any) -> bool:

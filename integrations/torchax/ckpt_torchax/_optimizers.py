@@ -1,8 +1,7 @@
 """Optimizers, learning-rate schedulers and random generators of torch.
 
-A ``torch.optim`` optimizer has no state before its first step. A fresh one therefore requests the
-structure in the checkpoint, checked against its own parameters. Parameters and groups are matched by
-the names of the parameters, which are recorded beside the state, else by position.
+A ``torch.optim`` optimizer has no state before its first step, so a fresh one requests the structure in the checkpoint.
+Parameters and groups match by the names of the parameters, which are recorded beside the state, else by position.
 """
 
 from __future__ import annotations

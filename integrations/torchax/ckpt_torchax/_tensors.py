@@ -1,7 +1,7 @@
 """Reads single tensors, and sets values on them without replacing the tensor object.
 
-Tensors on the CPU become numpy arrays and back without a copy. numpy has no bfloat16 and no fp8, so those are viewed as integers
-of the same width, and these as the dtypes of ml_dtypes. No value is ever converted.
+Tensors on the CPU become numpy arrays and back without a copy. numpy has no bfloat16 and no fp8, so those are viewed as
+integers, and these as the dtypes of ml_dtypes. No value is ever converted.
 """
 
 from __future__ import annotations
@@ -32,10 +32,8 @@ def read(tensor: Any, where: str) -> Any:
 
 def read_live(tensor: Any, where: str) -> Any:
     """``read``, for a tensor that must still have its values: its array was not donated to a compiled step."""
-    if not _torchax.is_jax(tensor):
-        return read(tensor, where)
-    value = tensor.jax()
-    if value.is_deleted():
+    value = read(tensor, where)
+    if isinstance(value, jax.Array) and value.is_deleted():
         raise UnsupportedLeaf(
             f"{where}: its array was donated to a compiled step, so this tensor is dead; the values are in what "
             "the step returned: pass that instead, such as model={**weights, **buffers}",
@@ -170,9 +168,7 @@ def to_numpy(tensor: torch.Tensor, where: str) -> Array:
 
 
 def from_numpy(array: Array, where: str) -> torch.Tensor:
-    """A CPU tensor on the memory of a numpy array, or on a copy if torch cannot share the memory. 4-bit and 2-bit
-    integers, for which torch has no arithmetic, become 8-bit ones.
-    """
+    """A CPU tensor on the memory of a numpy array, or on a copy; of 8 bits for 4-bit and 2-bit integers, which torch lacks."""
     if array.dtype in _WIDENED:
         array = array.astype(_WIDENED[array.dtype])
     dtype = _TORCH.get(array.dtype.newbyteorder("="))

@@ -142,7 +142,7 @@ def test_synthetic_data_on_the_meshes_that_fit(tmp_path: Path):
     assert sorted(first["many"]) == [f"{index:02}" for index in range(11)]
     assert first["deep"]["flags"].dtype == np.bool_ and first["deep"]["ints"].dtype == np.int8
     assert again["w"] is not first["w"] and (np.asarray(again["w"]) == np.asarray(first["w"])).all()
-    assert not jax.config.jax_enable_x64  # pyright: ignore
+    assert not jax.config.jax_enable_x64
 
 
 SEEN: list[Any] = []

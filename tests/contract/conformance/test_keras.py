@@ -9,8 +9,6 @@ from tests.support import keras_models as km  # chooses the backend before Keras
 
 keras = km.keras
 compiled_once = km.compiled_once
-
-
 TOKENS = np.arange(32, dtype=np.int32).reshape(4, 8) % 11
 TARGETS = np.linspace(-1, 1, 4 * 8, dtype=np.float32).reshape(4, 8)
 

@@ -15,8 +15,6 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 AUTHOR = HERE / "third_party"
-
-
 FAULTS = [
     ("alias", "the_snapshot_is_of_the_call", "the snapshot differs at beads"),
     ("commit", "committedness_is_kept", "rows/0 was uncommitted and came back committed"),

@@ -22,7 +22,6 @@ import ml_dtypes
 import numpy as np
 
 _PR_SET_PDEATHSIG = 1
-
 _events_fd = -1
 
 

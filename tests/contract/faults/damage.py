@@ -103,10 +103,8 @@ def _write(directory: Path, files: dict[str, bytes | None]) -> None:
 
 
 def load_damaged(original: str, scratch: str, version: int, changes: list[Change]) -> None:
-    """Applies one change after the other, each to a whole copy, and reports what a load does.
-
-    The number of the change is reported before the load, so that a crash can be told from the last
-    line. `outcome` is "same", "raised", or what is wrong.
+    """Applies one change after the other, each to a whole copy, and reports what a load does ("same", "raised", or what is wrong);
+    the number of the change before, so that a crash can be told from the last line.
     """
     expected = comparable(tree(version))
     copy = Path(scratch)

@@ -25,7 +25,6 @@ from tests.support import forked
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[2]
-
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -166,10 +165,8 @@ class Children:
         fresh: bool = False,
         **request: Any,
     ) -> Outcome:
-        """Runs `"module:function"` with `args` (JSON) in a child.
-
-        `path` is the text that a path must contain to count for `fault`; `limits` are resource limits by name
-        (`{"RLIMIT_AS": 2**32}`); `fresh=True` takes a new interpreter instead of a fork.
+        """Runs `"module:function"` with `args` (JSON) in a child, a fork unless `fresh`. `path` is the text that a path must contain to
+        count for `fault`; `limits` are resource limits by name (`{"RLIMIT_AS": 2**32}`).
         """
         scratch = Path(tempfile.mkdtemp(dir=self._directory))
         child = forked.start(

@@ -22,8 +22,6 @@ STEPS = {
     "both tiers": (100, 200, 300, 500),
     "persistent only": (100, 200, 300, 500),
 }
-
-
 UNUSED = {5: 4, 104: 103, 500: 400}
 """For the last step of a layout a number before it that no step has."""
 
@@ -137,7 +135,6 @@ def prepared(root: str, layout: str, case: Case, *, restarted: bool) -> ckpt.Che
             shutil.rmtree(f"{root}/host")
         checkpointer = opened(root, layout)
         restored = checkpointer.restore_latest(state=tree(0))
-        assert restored is not None
         assert restored["state"]["n"] == first(steps[-1])
     case.before(checkpointer, steps)
     return checkpointer

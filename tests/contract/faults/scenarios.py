@@ -145,10 +145,7 @@ def _loads(path: str) -> bool:
 
 
 def listing(root: str) -> list[str]:
-    """What stands in `root`, hidden names too, without looking into checkpoints.
-
-    The file by which a Checkpointer claims its directory belongs there and is no junk.
-    """
+    """What stands in `root`, hidden names too, without looking into checkpoints, but for the file by which a Checkpointer claims it."""
     found: list[str] = []
     for parent, directories, files in os.walk(root):
         if "_CHECKPOINT_METADATA" in files:

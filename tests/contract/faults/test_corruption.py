@@ -17,7 +17,6 @@ import pytest
 from tests.contract.faults.harness import Children
 
 Change = list[Any]
-
 _BATCH = 120
 _BATCH_TIMEOUT_SECS = 120
 
@@ -77,21 +76,15 @@ def _files(directory: Path) -> list[str]:
 
 
 def _flips(directory: Path, per_file: int | None) -> Iterator[Change]:
-    """Flipped bits, spread evenly over each file, first and last byte included.
-
-    `per_file` is how many of each file; None is every byte, of data files every 64th.
-    """
+    """Flipped bits, spread evenly: so many of each file, first and last byte included; None: every byte, of data files every 64th."""
     for name in _files(directory):
         size = (directory / name).stat().st_size
         if not size:
             continue
-        step = max(1, (size - 1) // per_file) if per_file else 64 if _is_data(name) else 1
+        every = 64 if Path(name).parent.name == "d" else 1
+        step = max(1, (size - 1) // per_file) if per_file else every
         for byte in sorted({*range(0, size, step), size - 1}):
             yield ["flip", name, byte, byte * 5 % 8]
-
-
-def _is_data(name: str) -> bool:
-    return Path(name).parent.name == "d"
 
 
 def _sizes(directory: Path) -> Iterator[Change]:

@@ -16,17 +16,9 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
+from tests.contract.faults import history_scenarios as scenarios
 from tests.contract.faults.harness import Fault, Outcome
-from tests.contract.faults.history_scenarios import (
-    CASES,
-    STEPS,
-    Steps,
-    first,
-    opened,
-    prepared,
-    save,
-    tree,
-)
+from tests.contract.faults.history_scenarios import Steps, first, opened, save
 
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore:.*another save than step")]
 _QUICK_KILLS = 3
@@ -40,7 +32,7 @@ def seen(checkpointer: ckpt.Checkpointer, *, loads: bool = True) -> Steps:
     for step in steps if loads else ():
         assert checkpointer.load(step)["n"] == values[step], f"step {step}: inspect and load differ"
     assert checkpointer.latest_step() == max(steps, default=None)
-    restored = checkpointer.restore_latest(state=tree(0))
+    restored = checkpointer.restore_latest(state=scenarios.tree(0))
     newest = None if restored is None else (restored.step, restored["state"]["n"])
     assert newest == max(values.items(), default=None), "restore_latest and load differ"
     if restored is not None:
@@ -81,8 +73,8 @@ def check_restart(root: Path, layout: str, allowed: list[Steps], numbers: list[i
 
 NAMES = [
     (layout, name, restarted)
-    for layout in STEPS
-    for name in CASES
+    for layout in scenarios.STEPS
+    for name in scenarios.CASES
     for restarted in ((False, True) if layout != "persistent only" else (True,))
 ]
 # Each call once, over all layouts; the exhaustive form has every call in every layout.
@@ -98,7 +90,7 @@ def _marked(quick: list[tuple[str, str, bool]]) -> list[Any]:
 
 @pytest.mark.parametrize(("layout", "name", "restarted", "all_"), _marked(_QUICK))
 def test_killed(pool, tmp_path, layout, name, restarted, all_):
-    allowed = CASES[name].found(STEPS[layout])
+    allowed = scenarios.CASES[name].found(scenarios.STEPS[layout])
     # also onto numbers that were left, in all tiers that save
     going_on = [1, 1] if layout in ("one tier", "local only") else [100, 1, 99]
 
@@ -144,7 +136,9 @@ def test_killed(pool, tmp_path, layout, name, restarted, all_):
 
 def test_what_a_restart_finds_can_fail(tmp_path):
     """Else the tests above would say nothing."""
-    checkpointer = prepared(str(tmp_path), "local only", CASES["rollback"], restarted=False)
+    checkpointer = scenarios.prepared(
+        str(tmp_path), "local only", scenarios.CASES["rollback"], restarted=False
+    )
     checkpointer.close()
     wrong = [{100: first(100)}, {100: first(100), 101: first(101), 102: 5}]
     with pytest.raises(AssertionError, match="allowed"):

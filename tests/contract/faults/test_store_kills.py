@@ -105,10 +105,6 @@ def _nothing(mortal: Mortal, url: str) -> None:
     pass
 
 
-def _one_step(mortal: Mortal, url: str) -> None:
-    ckpt.save(f"{url}/1", tree(1))
-
-
 def _two_steps(mortal: Mortal, url: str) -> None:
     with ckpt.Checkpointer(url, asynchronous=False) as checkpointer:
         for step in (0, 1):
@@ -174,7 +170,9 @@ class Scenario:
 
 SCENARIOS = {
     "save": Scenario(_nothing, _check_save, (11, 14)),
-    "overwrite": Scenario(_one_step, _check_overwrite, (12, 20)),
+    "overwrite": Scenario(
+        lambda _, url: ckpt.save(f"{url}/1", tree(1)), _check_overwrite, (12, 20)
+    ),
     "loop": Scenario(_two_steps, _check_loop, (30,)),
     "delete": Scenario(_two_steps, _check_delete, (22,)),
     "clean": Scenario(_dead_saves, _check_clean, (9,)),

@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import ckpt_core as ckpt
 from tests.contract.format import second_reader
 from tests.contract.format.second_reader import CARRIED, TEXTS, Object, Reader
+from tests.support.damage import flip
 from tests.support.meshes import explicit_mesh
 from tests.support.paths import ROOT
 from tests.support.stores import keys_at
@@ -299,9 +300,7 @@ def test_one_wrong_bit_is_noticed(tmp_path, file):
         place = Reader(copied).items["state"].database.places["params.long/c/0"]
         assert isinstance(place, tuple)
         file, at = f"state/{place[0]}", place[1] + 5
-    data = bytearray((copied / file).read_bytes())
-    data[at] ^= 1
-    (copied / file).write_bytes(data)
+    flip(copied / file, at)
     with pytest.raises(AssertionError):
         Reader(copied).check()
 

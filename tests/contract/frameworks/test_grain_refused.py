@@ -12,27 +12,13 @@ from grain import python as gp
 
 import ckpt_core as ckpt
 from ckpt_grain import ADAPTER, ignore_pipeline_changes, with_proof
-from tests.support.grain_pipelines import (
-    READ,
-    SHAPES,
-    Numbers,
-    ToRecord,
-    elastic,
-    jitter,
-    loader,
-    make_opened,  # noqa: F401 (fixtures)
-    numbers,
-    plain,
-    record,
-    records,
-    stream,
-    take,
-)
+from tests.support import grain_pipelines as pipelines
+from tests.support.grain_pipelines import loader, make_opened, numbers, record, records, take  # noqa: F401 (fixture)
 
 
 @pytest.mark.parametrize("shape", ["map, batch, repeat", "window shuffle", "loader"])
 def test_a_proof_changes_nothing_else(shape, tmp_path, opened):
-    make = SHAPES[shape]
+    make = pipelines.SHAPES[shape]
     expected = take(opened(make()), 20)
     iterator = with_proof(opened(make()))
     seen = take(iterator, 7)
@@ -58,7 +44,7 @@ def shifted(i: Any) -> int:
 
 def test_other_data_is_found_by_the_proof(tmp_path, opened, monkeypatch):
     def make() -> Any:
-        return opened(numbers().map(shifted).batch(4).to_iter_dataset(READ))
+        return opened(numbers().map(shifted).batch(4).to_iter_dataset(pipelines.READ))
 
     iterator = with_proof(make())
     take(iterator, 3)
@@ -119,11 +105,11 @@ def row(i: Any) -> dict[str, Any]:
 
 
 def whole(dataset: grain.MapDataset) -> grain.IterDataset:
-    return dataset.batch(8).to_iter_dataset(READ)
+    return dataset.batch(8).to_iter_dataset(pipelines.READ)
 
 
 def mixed(count: int) -> grain.IterDataset:
-    parts = [stream(seed=k) for k in range(count)]
+    parts = [pipelines.stream(seed=k) for k in range(count)]
     return grain.IterDataset.mix(parts, weights=[1 / count] * count)
 
 
@@ -131,12 +117,16 @@ Make = Callable[[], Any]
 CHANGES: dict[str, tuple[Make, Make, str]] = {
     name: (lambda: whole(records()), make, text)
     for name, make, text in (
-        ("batch size", lambda: records().batch(4).to_iter_dataset(READ), "batch_size=8.*batch_s"),
+        (
+            "batch size",
+            lambda: records().batch(4).to_iter_dataset(pipelines.READ),
+            "batch_size=8.*batch_s",
+        ),
         ("seed", lambda: whole(records(seed=2)), "seed"),
         ("length", lambda: whole(records(700)), "length=200.*length=700"),
         (
             "another step",
-            lambda: whole(records().random_map(jitter, seed=1)),
+            lambda: whole(records().random_map(pipelines.jitter, seed=1)),
             "RandomMapMapDataset",
         ),
         ("a step less", lambda: whole(numbers().seed(1).shuffle()), "saved MapMapDataset"),
@@ -145,7 +135,7 @@ CHANGES: dict[str, tuple[Make, Make, str]] = {
             lambda: whole(numbers().seed(1).shuffle().map(row)),
             "transform=record.*transform=row",
         ),
-        ("iterator of another kind", lambda: stream().batch(8), "Batch"),
+        ("iterator of another kind", lambda: pipelines.stream().batch(8), "Batch"),
     )
 } | {
     "argument": (
@@ -154,8 +144,8 @@ CHANGES: dict[str, tuple[Make, Make, str]] = {
         r"factor=2\.0.*factor=3\.0",
     ),
     "source": (
-        lambda: whole(grain.MapDataset.source(Numbers(200))),
-        lambda: whole(grain.MapDataset.source(Numbers(300))),
+        lambda: whole(grain.MapDataset.source(pipelines.Numbers(200))),
+        lambda: whole(grain.MapDataset.source(pipelines.Numbers(300))),
         "source=Numbers.*200.*Numbers.*300",
     ),
     "mixture": (lambda: mixed(2), lambda: mixed(3), "MixedDatasetIterator"),
@@ -198,7 +188,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
 def test_other_files_are_refused(how, tmp_path, opened):
     def make(names: Any) -> Any:
         made = MADE[how](names)
-        return opened(made if how == "loader" else made.to_iter_dataset(READ))
+        return opened(made if how == "loader" else made.to_iter_dataset(pipelines.READ))
 
     data = make(NAMES)
     with ckpt.Checkpointer(tmp_path / "run", asynchronous=False) as run:
@@ -309,7 +299,7 @@ def test_what_only_changes_the_speed_is_no_change(tmp_path, opened):
 
 
 def test_another_version_of_grain_is_reported(opened):
-    iterator = opened(SHAPES["mix"]())
+    iterator = opened(pipelines.SHAPES["mix"]())
     state = ADAPTER.get_state(iterator)
     state["pipeline"]["grain"] = "0.0.1"
     with pytest.warns(UserWarning, match=r"0\.0\.1"):
@@ -335,19 +325,19 @@ def test_elastic_iterators_go_on_in_another_number_of_processes(now, tmp_path):
     def ids(iterators: list[Any], steps: int) -> list[int]:
         return [int(i) for _ in range(steps) for it in iterators for i in next(it)["id"]]
 
-    before = [elastic(k, 2) for k in range(2)]
+    before = [pipelines.elastic(k, 2) for k in range(2)]
     seen = ids(before, 3)
     ckpt.save(tmp_path / "a", data=before[0])
-    after = [elastic(k, now) for k in range(now)]
+    after = [pipelines.elastic(k, now) for k in range(now)]
     for iterator in after:
         ckpt.restore(tmp_path / "a", data=iterator)
     seen += ids(after, 4)
     assert len(set(seen)) == len(seen)
-    assert sorted(seen) == sorted(ids([elastic(0, 1)], 7))
+    assert sorted(seen) == sorted(ids([pipelines.elastic(0, 1)], 7))
 
 
 def test_loader_with_another_number_of_workers_is_refused(tmp_path, opened):
-    operations = (ToRecord(), grain.transforms.Batch(4))
+    operations = (pipelines.ToRecord(), grain.transforms.Batch(4))
     ckpt.save(tmp_path / "a", data=opened(loader(*operations)))
     other = opened(loader(*operations, workers=2))
     with pytest.raises(ckpt.StructureMismatch, match=r"worker_count=0.*worker_count=2"):
@@ -356,7 +346,7 @@ def test_loader_with_another_number_of_workers_is_refused(tmp_path, opened):
         ckpt.restore(tmp_path / "a", data=ignore_pipeline_changes(other))
 
 
-class Nameless(Numbers):
+class Nameless(pipelines.Numbers):
     __repr__ = object.__repr__
 
 
@@ -378,7 +368,7 @@ def test_what_will_not_resume_is_reported_at_the_save(tmp_path, opened):
 
 def test_a_closed_iterator_is_refused(tmp_path, opened):
     for shape in ("map, batch, repeat", "loader"):
-        iterator = opened(SHAPES[shape]())
+        iterator = opened(pipelines.SHAPES[shape]())
         take(iterator, 1)
         getattr(iterator, "_iterator", iterator).close()
         with pytest.raises(ckpt.CheckpointError, match="closed"):
@@ -392,11 +382,11 @@ def test_iterators_inside_a_container_are_refused(tmp_path, opened):
 
 
 def test_datasets_and_generators_are_refused(tmp_path):
-    for made in (records(), stream(), loader()._data_loader):
+    for made in (records(), pipelines.stream(), loader()._data_loader):
         with pytest.raises(ckpt.UnsupportedLeaf):
             ckpt.save(tmp_path / "a", data=made)
     with pytest.raises(ckpt.UnsupportedLeaf, match=r"iter\(\.\.\.\)"):
-        ckpt.save(tmp_path / "a", data=stream())
+        ckpt.save(tmp_path / "a", data=pipelines.stream())
     with pytest.raises(ckpt.UnsupportedLeaf):
-        ckpt.save(tmp_path / "a", data=map(plain, stream()))
+        ckpt.save(tmp_path / "a", data=map(pipelines.plain, pipelines.stream()))
     assert not (tmp_path / "a").exists()

@@ -11,6 +11,7 @@ import pytest
 import ckpt_core as ckpt
 import ckpt_keras
 from tests.support import keras_models as km
+from tests.support.damage import flip
 from tests.support.keras_models import OrbaxCheckpointCallback, keras, layers
 
 compiled_once, pytestmark = km.compiled_once, km.OF_ORBAX
@@ -137,9 +138,7 @@ def test_a_damaged_vocabulary_does_not_load(tmp_path):
     paths = [path for path in (tmp_path / "0" / "assets").rglob("*") if path.parent.name == "d"]
     assert paths
     for path in paths:
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 1
-        path.write_bytes(content)
+        flip(path)
     with pytest.raises(ckpt.CheckpointCorrupt):
         ckpt_keras.load_model(tmp_path)
 

@@ -10,14 +10,7 @@ import pytest
 import ckpt_core as ckpt
 import ckpt_keras
 from tests.support import keras_models as km
-from tests.support.keras_models import (
-    Callback,
-    OrbaxCheckpointCallback,
-    Stop,
-    keras,
-    load_model,
-    steps,
-)
+from tests.support.keras_models import Callback, OrbaxCheckpointCallback, Stop, keras, steps
 from tests.support.own import Own
 
 compiled_once, pytestmark = km.compiled_once, km.QUIET
@@ -220,7 +213,7 @@ def test_best_is_kept_besides_the_latest(tmp_path):
     _, callback = trained(tmp_path, Report(*values), epochs=5, max_to_keep=2)
     assert steps(tmp_path) == [1, 3, 4]
     assert callback.best == 1.0
-    km.assert_same(km.values(load_model(tmp_path)), km.values(load_model(tmp_path, step=4)))
+    km.assert_same(km.values(km.load_model(tmp_path)), km.values(km.load_model(tmp_path, step=4)))
     assert ckpt.Checkpointer(tmp_path).metrics(1)["val_loss"] == 1.0
 
 

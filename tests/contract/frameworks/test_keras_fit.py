@@ -16,14 +16,8 @@ import ckpt_core as ckpt
 import ckpt_keras
 from tests.support import forked, keras_models as km, seams
 from tests.support.children import environment
-from tests.support.keras_models import (
-    Callback,
-    OrbaxCheckpointCallback,
-    Stop,
-    keras,
-    load_model,
-    steps,
-)
+from tests.support.damage import flip
+from tests.support.keras_models import Callback, OrbaxCheckpointCallback, Stop, keras, steps
 
 compiled_once, pytestmark = km.compiled_once, km.QUIET
 
@@ -68,17 +62,12 @@ def test_stopped_in_the_middle_of_an_epoch(tmp_path, batch):
 
 
 JOURNEY = """
-import os, sys, json
-os.environ["KERAS_BACKEND"] = "jax"
-import keras, numpy as np
-from ckpt_keras import OrbaxCheckpointCallback
+import json, os, sys
+import numpy as np
+from tests.support.keras_models import OrbaxCheckpointCallback, data, keras, small
 
 directory, epochs, kill, seed, where = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
-keras.utils.set_random_seed(seed)
-model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dropout(0.3), keras.layers.Dense(2)])
-model.compile("adam", "mse", metrics=["mae"])
-rng = np.random.default_rng(0)
-x, y = rng.random((64, 4)).astype("f4"), rng.random((64, 2)).astype("f4")
+model = small(seed)
 stop = keras.callbacks.EarlyStopping(patience=50)
 plateau = keras.callbacks.ReduceLROnPlateau(patience=1, min_delta=0.05)
 
@@ -89,7 +78,7 @@ class Kill(keras.callbacks.Callback):
             os.kill(os.getpid(), 9)
 
 callback = OrbaxCheckpointCallback(directory, track=[stop, plateau])
-history = model.fit(x, y, epochs=epochs, batch_size=8, verbose=0, validation_split=0.25,
+history = model.fit(*data(64), epochs=epochs, batch_size=8, verbose=0, validation_split=0.25,
                     callbacks=[callback, stop, plateau, Kill()])
 np.savez(where, *[np.array(v.value) for v in model.variables + model.optimizer.variables + model.metrics_variables])
 print(json.dumps([history.epoch, callback.best, stop.wait, stop.best, plateau.wait]))
@@ -311,7 +300,7 @@ def test_fewer_epochs_than_done_do_nothing(tmp_path):
         model, history = resume(tmp_path, 2)
     assert history.epoch == []
     assert {name: os.stat(tmp_path / name).st_mtime_ns for name in before} == before
-    km.assert_same(km.values(load_model(tmp_path)), km.values(model))
+    km.assert_same(km.values(km.load_model(tmp_path)), km.values(model))
     assert model._initial_epoch is None
 
 
@@ -334,9 +323,7 @@ def test_a_damaged_step_is_skipped_and_written_again(tmp_path):
     straight = km.trained(km.small(), epochs=3)
     km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path)], epochs=2)
     (data_file,) = (tmp_path / "1" / "pytree" / "d").iterdir()
-    content = bytearray(data_file.read_bytes())
-    content[len(content) // 2] ^= 1
-    data_file.write_bytes(content)
+    flip(data_file)
     with pytest.warns(RuntimeWarning, match="step 1 is damaged"):
         model, history = resume(tmp_path, 3)
     assert history.epoch == [1, 2]

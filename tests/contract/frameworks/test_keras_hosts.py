@@ -83,9 +83,7 @@ def whole(model):
     return [np.asarray(process_allgather(v.value, tiled=True)) for v in variables_of(model)]
 """
 
-FIT = (
-    MODEL
-    + """
+FIT = """
 mesh, how, seed, killed_at, epochs, stopped = SETTINGS
 divided = distribute(mesh)
 keras.utils.set_random_seed(seed)
@@ -120,7 +118,6 @@ history = model.fit(Batches(divided, "own order" in how), epochs=epochs, verbose
 values = [value.tobytes().hex() for value in whole(model)]
 report(epochs=history.epoch, parts=parts(model), values=values, words="".join(said))
 """
-)
 
 
 def fit(
@@ -138,7 +135,7 @@ def fit(
     """What the processes of one program report, of eight devices together; nothing of those that were killed."""
     directory.parent.mkdir(exist_ok=True)
     settings = (mesh, how, seed, killed_at, epochs, stopped)
-    code = FIT.replace("SETTINGS", repr(settings)).replace("ARGUMENTS", repr(arguments))
+    code = MODEL + FIT.replace("SETTINGS", repr(settings)).replace("ARGUMENTS", repr(arguments))
     ended = launch(
         code,
         directory,
@@ -162,9 +159,7 @@ def test_what_a_process_shuffles_is_its_own(tmp_path):
     assert [one["parts"] for one in resumed] == [one["parts"] for one in straight]
 
 
-BY_HAND = (
-    MODEL
-    + """
+BY_HAND = """
 # What the processes had after 18 batches, without ckpt: trained on batch by batch.
 divided = distribute({mesh!r})
 model = made()
@@ -177,16 +172,12 @@ for trained in range(18, 36):
     model.train_on_batch(*batches[trained % 12])
 report(parts=parts(model))
 """
-)
 
-LOADED = (
-    MODEL
-    + """
+LOADED = """
 model = load_model(directory)  # no mesh, one device
 assert model.layers[0].kernel.value.sharding.device_set == {jax.devices()[0]}
 report(values=[value.tobytes().hex() for value in whole(model)])
 """
-)
 
 
 @pytest.mark.parametrize("mesh", ["data", "2x4", "4x2", "1x8"])
@@ -200,12 +191,12 @@ def test_killed_and_resumed_on_two_and_on_one(tmp_path, mesh):
     on_two = fit(killed, mesh, 2, seed=5)
     assert on_two[0]["epochs"] == [1, 2]
     assert [one["parts"] for one in on_two] == [one["parts"] for one in straight]
-    (loaded,) = run(LOADED, killed, devices=1)
+    (loaded,) = run(MODEL + LOADED, killed, devices=1)
     assert loaded["values"] == on_two[0]["values"] == on_two[1]["values"]
 
     # One process adds up gradients in another order than two, so it is compared with itself.
     (on_one,) = fit(tmp_path / "copy" / "run", mesh, 1, seed=6)
-    (by_hand,) = run(BY_HAND.replace("{mesh!r}", repr(mesh)), tmp_path / "straight" / "run")
+    (by_hand,) = run(MODEL + BY_HAND.replace("{mesh!r}", repr(mesh)), tmp_path / "straight" / "run")
     assert on_one["epochs"] == [1, 2]
     assert on_one["parts"] == by_hand["parts"]
 

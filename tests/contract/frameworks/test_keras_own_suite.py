@@ -16,11 +16,9 @@ pytest.importorskip("absl.testing.parameterized")
 
 theirs = pytest.importorskip("keras.src.callbacks.orbax_checkpoint_test")
 compiled_once = km.compiled_once
-
 pytestmark = km.OF_ORBAX
 NEEDS_TENSORFLOW = "StringLookup needs TensorFlow, on any backend"
 BY_DESIGN = "fit(epochs=1) trains on where two epochs are done: ours counts them, and says so"
-
 EXPECTED = {
     "test_checkpoint_with_assets0": (ImportError, NEEDS_TENSORFLOW),
     "test_checkpoint_with_assets1": (ImportError, NEEDS_TENSORFLOW),

@@ -23,7 +23,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*will be (required|removed)"),
 ]
-
 Factory = Callable[[], Any]
 
 
@@ -43,8 +42,6 @@ PARAMS = {
     "pair": (jnp.ones((3,)), jnp.ones((2, 1, 2))),
     "scale": jnp.ones(()),
 }
-
-
 FLAT = {"kernel": jnp.ones((4, 4)), "bias": jnp.ones((4,))}
 """For transformations that know matrices and vectors only."""
 

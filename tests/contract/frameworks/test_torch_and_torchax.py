@@ -16,15 +16,7 @@ from torch import nn
 import ckpt_core as ckpt
 from ckpt_torchax import export_file, import_file, load_into, to_torch
 from tests.support import torchax_nets as nets
-from tests.support.torchax_nets import (
-    Net,
-    bits,
-    bytes_of,
-    make_saved,  # noqa: F401 (fixture)
-    net,
-    same,
-    values,
-)
+from tests.support.torchax_nets import Net, bits, bytes_of, make_saved, net, same, values  # noqa: F401 (fixture)
 
 torchax = nets.torchax
 

@@ -11,18 +11,8 @@ import torch
 from torch import nn
 
 import ckpt_core as ckpt
-from tests.support.torchax_nets import (
-    Holder,
-    Net,
-    batch,
-    jax_jit,
-    make_env,  # noqa: F401 (fixtures)
-    net,
-    same,
-    tensor,
-    torchax,
-    values,
-)
+from tests.support import torchax_nets as nets
+from tests.support.torchax_nets import Holder, make_env, net, same, tensor, torchax, values  # noqa: F401 (fixture)
 
 
 def test_buffers_come_back_and_non_persistent_ones_stay(tmp_path):
@@ -72,7 +62,7 @@ def test_a_part_of_a_tied_checkpoint(tmp_path, plain):
 
     def make(seed: int, tied: bool = False) -> Any:
         torch.manual_seed(seed)
-        return Net(tied) if plain else net(seed, tied=tied)
+        return nets.Net(tied) if plain else net(seed, tied=tied)
 
     model, other = make(0, tied=True), make(1)
     ckpt.save(tmp_path / "a", model=model)
@@ -87,7 +77,7 @@ def test_a_part_of_a_tied_checkpoint(tmp_path, plain):
 
 def test_objects_that_were_made_before_see_the_new_values(tmp_path):
     model = net(0).eval()
-    tokens, _ = batch(0)
+    tokens, _ = nets.batch(0)
     ckpt.save(tmp_path / "a", model=model)
     other = net(1).eval()
     jitted = torchax.interop.JittableModule(other)
@@ -193,7 +183,7 @@ def test_weights_may_be_donated_right_after_a_save(tmp_path):
     model = net(0)
     before = values(model)
     weights = dict(model.named_parameters())
-    step = jax_jit(
+    step = nets.jax_jit(
         lambda weights: {name: w + 1 for name, w in weights.items()},
         kwargs_for_jax_jit={"donate_argnums": (0,)},
     )

@@ -15,19 +15,9 @@ import torch
 from torch import nn
 
 import ckpt_core as ckpt
+from tests.support import torchax_nets as nets
 from tests.support.launch import launch, reports
-from tests.support.torchax_nets import (
-    Holder,
-    Net,
-    call_jax,
-    jax_jit,
-    make_env,  # noqa: F401 (fixtures)
-    net,
-    same,
-    tensor,
-    torchax,
-    values,
-)
+from tests.support.torchax_nets import make_env, net, same, tensor, torchax, values  # noqa: F401 (fixture)
 from tests.support.units import MIB
 
 F = nn.functional
@@ -81,7 +71,7 @@ def test_dropout_goes_on_exactly(env, tmp_path, typed):
 
 def test_compiled_code_that_draws_goes_on_exactly_or_is_reported(env, tmp_path):
     ckpt.save(tmp_path / "good", env=env)
-    draw, ones = jax_jit(lambda x: F.dropout(x)), tensor(jnp.ones(100))
+    draw, ones = nets.jax_jit(lambda x: F.dropout(x)), tensor(jnp.ones(100))
     draw(ones)
     if metadata.version("torchax") != "0.0.13":  # later ones thread the key through the step
         ckpt.save(tmp_path / "a", env=env)
@@ -111,9 +101,9 @@ def test_optax_states_with_torchax_leaves_are_set_in_place(tmp_path, name):
     model = net(0)
     weights = {"embed.weight": model.embed.weight, "head.weight": model.head.weight}
     init = OPTIMIZERS[name]().init
-    state = jax.tree.map(lambda leaf: leaf + 1, call_jax(init, weights))
+    state = jax.tree.map(lambda leaf: leaf + 1, nets.call_jax(init, weights))
     ckpt.save(tmp_path / "a", weights=weights, opt_state=state)
-    fresh = call_jax(init, weights)
+    fresh = nets.call_jax(init, weights)
     restored = ckpt.restore(tmp_path / "a", opt_state=fresh)
     assert jax.tree.structure(restored["opt_state"]) == jax.tree.structure(state)
     pairs = zip(*map(jax.tree.leaves, (restored["opt_state"], state, fresh)), strict=True)
@@ -159,7 +149,7 @@ def test_torch_optimizers_keep_their_int_keys(tmp_path, on_jax):
             model = net(seed)
         else:
             torch.manual_seed(seed)
-            model = Net()
+            model = nets.Net()
         return model, *torch_optimizer(model)
 
     more = range(4, 14) if not on_jax else range(4, 8)  # torchax compiles anew for each step
@@ -307,7 +297,7 @@ def test_tpu_tensors_are_refused_by_type(tmp_path):
         __module__ = "torch_tpu.tensor"
 
     with pytest.raises(ckpt.UnsupportedLeaf, match="TorchTPU tensors are not supported") as caught:
-        ckpt.save(tmp_path / "a", model=Holder(torch.zeros(2).as_subclass(Tensor)))
+        ckpt.save(tmp_path / "a", model=nets.Holder(torch.zeros(2).as_subclass(Tensor)))
     assert caught.value.type_name.endswith("Tensor")
     assert "x: " in str(caught.value)
 

@@ -46,10 +46,8 @@ class Counter:
 
 
 class Interrupt:
-    """Sends a signal once: in the main thread at once, in another one when the main thread waits in a call.
-
-    Attributes:
-        heard: set when the exception has come out; the other thread goes on then.
+    """Sends a signal once: in the main thread at once, in another one when the main thread waits in a call; ``heard`` is set when
+    the exception has come out, and the other thread goes on then.
     """
 
     def __init__(self, number: signal.Signals) -> None:

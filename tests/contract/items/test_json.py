@@ -157,7 +157,7 @@ def test_they_are_kept_and_used(place):
                 3, model=1, metrics={"loss": 1}, items={"metrics": ckpt.Json({"loss": 1})}
             )
         with pytest.raises(TypeError, match=r"ckpt\.Json"):
-            checkpointer.save(3, model=1, metrics={"by": "hand"})  # pyright: ignore[reportArgumentType]
+            checkpointer.save(3, model=1, metrics={"by": "hand"})
     assert ckpt.verify(place.url + "/1").ok
 
 

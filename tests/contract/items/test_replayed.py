@@ -108,7 +108,7 @@ def test_a_function_that_gives_one_stream_again_is_refused(tmp_path):
     with pytest.raises(ckpt.CheckpointError, match="gave the same generator as before"):
         ckpt.restore(tmp_path / "two", data=other)
     with pytest.raises(TypeError, match=r"write ckpt\.Replayed"):
-        ckpt.Replayed(stream)  # pyright: ignore[reportArgumentType]
+        ckpt.Replayed(stream)
     ckpt.save(tmp_path / "tree", data={"epoch": 0})
     with pytest.raises(ckpt.StructureMismatch, match="wanted Replayed"):
         ckpt.restore(tmp_path / "tree", data=data)

@@ -11,9 +11,7 @@ import ckpt_core as ckpt
 from tests.support.units import MIB
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the peak is told by /proc")
-
 LOADED_BYTES = 256 * MIB
-
 CHILD = """
 import json, sys
 import jax, numpy as np

@@ -19,7 +19,6 @@ from tests.support import keras_models as km
 LAYERS, WIDTH = 12, 512
 LEAF_BYTES = WIDTH * WIDTH * 4
 STATE_BYTES = LAYERS * LEAF_BYTES
-
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 

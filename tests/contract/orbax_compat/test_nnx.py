@@ -16,16 +16,9 @@ from flax import nnx
 from orbax.checkpoint import v1 as ocp_v1
 
 import ckpt_core as ckpt
-from tests.support.orbax_layouts import (
-    abstract,
-    save_manager,
-    save_manager_pytree,
-    save_pytree,
-    save_standard,
-    save_v1,
-    save_v1_training,
-)
+from tests.support import orbax_layouts as layouts
 from tests.support.orbax_routes import BY_NAME
+from tests.support.trees import abstract
 
 
 class Net(nnx.Module):
@@ -114,14 +107,17 @@ def v1_checkpointables(root, state):
 
 
 WRITERS = {
-    "v0_manager": (save_manager, "default"),
-    "v0_manager_pytree": (save_manager_pytree, "state"),
+    "v0_manager": (layouts.save_manager, "default"),
+    "v0_manager_pytree": (layouts.save_manager_pytree, "state"),
     "v0_composite": (v0_composite, "model"),
-    "v0_standard_checkpointer": (lambda root, state: save_standard(root / "3", state), "state"),
-    "v0_pytree_checkpointer": (lambda root, state: save_pytree(root / "3", state), "state"),
-    "v1_save": (lambda root, state: save_v1(root / "3", state), "state"),
+    "v0_standard_checkpointer": (
+        lambda root, state: layouts.save_standard(root / "3", state),
+        "state",
+    ),
+    "v0_pytree_checkpointer": (lambda root, state: layouts.save_pytree(root / "3", state), "state"),
+    "v1_save": (lambda root, state: layouts.save_v1(root / "3", state), "state"),
     "v1_checkpointables": (v1_checkpointables, "model"),
-    "v1_training": (lambda root, state: save_v1_training(root, state, step=3), "state"),
+    "v1_training": (lambda root, state: layouts.save_v1_training(root, state, step=3), "state"),
 }
 MANAGED = ("v0_manager", "v0_manager_pytree", "v0_composite", "v1_training")
 

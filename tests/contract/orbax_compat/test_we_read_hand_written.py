@@ -16,7 +16,9 @@ import tensorstore as ts
 from orbax.checkpoint import v1 as ocp_v1
 
 import ckpt_core as ckpt
-from tests.support.orbax_layouts import assert_same, data_files
+from tests.support.damage import flip
+from tests.support.orbax_layouts import data_files
+from tests.support.trees import assert_same
 
 
 def by_hand_spec(item: Path, name: str, array, *, zarr, ocdbt, chunks, **variant):
@@ -60,10 +62,7 @@ def by_hand_spec(item: Path, name: str, array, *, zarr, ocdbt, chunks, **variant
 
 
 def write_by_hand(item: Path, leaves, *, zarr=3, ocdbt=True, chunk=None, keep=None, **variant):
-    """Writes one item without Orbax; `leaves` is [(key path, value)], ints are sequence positions.
-
-    `keep(name, index)` says which chunks to leave out of the database, to make holes.
-    """
+    """Writes one item without Orbax; `leaves` is [(key path, value)], ints are sequence positions; `keep(name, index)` makes holes."""
     item.mkdir(parents=True)
     context = ts.Context()
     tree, strings = {}, {}
@@ -138,11 +137,7 @@ def by_hand_tree():
 
 
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
-
-
 BIG = {"name": "bytes", "configuration": {"endian": "big"}}
-
-
 CRC = {"name": "crc32c"}
 
 
@@ -240,10 +235,6 @@ def test_damaged_crc_codec_is_corrupt(tmp_path):
     value = np.arange(4096, dtype=np.float32)
     item = write_by_hand(tmp_path / "item", [(("w",), value)], codecs=[LITTLE, CRC])
     path = data_files(item)[0]
-    content = bytearray(path.read_bytes())
-    position = content.find(value[1000:1010].tobytes())
-    assert position >= 0
-    content[position] ^= 1
-    path.write_bytes(content)
+    flip(path, path.read_bytes().index(value[1000:1010].tobytes()))
     with pytest.raises(ckpt.CheckpointCorrupt, match="w"):
         ckpt.load(item)

@@ -1,10 +1,17 @@
-"""``CheckpointManager``: when it saves, and what it says of its steps."""
+"""``CheckpointManager``: when it saves, what it says of its steps; what cannot be looked at now is not taken for absent."""
+
+import errno
+import itertools
+from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import ckpt_orbax as ocp
+from ckpt_orbax import flax_checkpoints, v1 as ocp_v1
+from tests.support.refusals import refuse
 from tests.support.trees import assert_same
 
 Standard = ocp.args.StandardSave
@@ -129,3 +136,63 @@ def test_a_handler_of_a_type_that_is_no_leaf_may_be_registered(tmp_path):
         ocp.StandardCheckpointer().save(tmp_path / "a", {"w": object})
     with pytest.raises(ocp.NotOffered, match="one way"):
         ocp.type_handlers.register_type_handler(type(jnp.ones(1)), handler)
+
+
+TARGET = {"w": np.zeros(2)}
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> Path:
+    directory = tmp_path / "run"
+    flax_checkpoints.save_checkpoint(directory, {"w": np.ones(2)}, 3)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("where", "number"), [("", errno.EACCES), ("checkpoint_3", errno.EIO), ("", errno.ESTALE)]
+)
+def test_flax_restores_nothing_and_says_so(steps, monkeypatch, number, where):
+    refuse(monkeypatch, steps / where, number)
+    for call in (
+        lambda: flax_checkpoints.restore_checkpoint(steps, TARGET),
+        lambda: flax_checkpoints.restore_checkpoint(steps, TARGET, step=3),
+        lambda: flax_checkpoints.latest_checkpoint(steps),
+        lambda: flax_checkpoints.available_steps(steps),
+    ):
+        with pytest.raises(OSError) as raised:
+            call()
+        assert raised.value.errno == number
+
+
+def test_what_is_absent_stays_absent(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "none", tmp_path / "file" / "below", tmp_path / ("long" * 100)):
+        assert flax_checkpoints.restore_checkpoint(path, TARGET) is TARGET
+        assert ocp.utils.checkpoint_steps(path) == []
+        assert not ocp.utils.is_checkpoint_finalized(path)
+    assert not ocp_v1.is_orbax_checkpoint(tmp_path / "file")
+
+
+LOOKS: dict[str, Any] = {
+    "checkpoint_steps": ocp.utils.checkpoint_steps,
+    "is_checkpoint_finalized": ocp.utils.is_checkpoint_finalized,
+    "is_orbax_checkpoint": ocp_v1.is_orbax_checkpoint,
+}
+
+
+@pytest.mark.parametrize(
+    ("look", "number"), list(zip(LOOKS, itertools.cycle([errno.EACCES, errno.EIO])))
+)
+def test_questions_about_a_path(steps, monkeypatch, look, number):
+    refuse(monkeypatch, steps, number)
+    with pytest.raises(OSError) as raised:
+        LOOKS[look](steps)
+    assert raised.value.errno == number
+
+
+def test_the_metadata_of_a_run(tmp_path, monkeypatch):
+    with ocp.CheckpointManager(tmp_path, metadata={"a": 1}) as manager:
+        manager.save(0, args=ocp.args.StandardSave({"w": np.ones(2)}))
+    refuse(monkeypatch, tmp_path / "metadata")
+    with pytest.raises(PermissionError):
+        ocp.CheckpointManager(tmp_path, metadata={"a": 2})

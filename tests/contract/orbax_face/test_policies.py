@@ -16,8 +16,6 @@ from tests.support.orbax import make_quiet_orbax  # noqa: F401 (fixture)
 keeping = ocp.training.preservation_policies
 saving = ocp.training.save_decision_policies
 NOTHING = keeping.PreservationContext()
-
-
 TEN = [
     ocp.training.CheckpointMetadata(number, None, commit_timestamp_nsecs=20 * number * 10**9)
     for number in range(10)

@@ -107,9 +107,7 @@ AS_ORBAX = """
 """
 
 # Keras' own callback and its own load_model.
-KERAS = (
-    AS_ORBAX
-    + """
+KERAS = """
     import keras
 
     class Death(keras.callbacks.Callback):
@@ -139,12 +137,9 @@ KERAS = (
     state = model.get_state_tree(value_format="numpy_array")
     end(began, {name: part for name, part in state.items() if name != "metrics_variables"})
 """
-)
 
 # Keras' own tests of its Orbax callback, with ``ckpt_orbax`` as the module that Keras imports.
-SUITE = (
-    AS_ORBAX
-    + """
+SUITE = """
     import json, unittest
 
     from absl import flags
@@ -159,7 +154,6 @@ SUITE = (
         json.dump([done.testsRun, bad], file)
     os._exit(0)
 """
-)
 NEEDS_TENSORFLOW = {"test_checkpoint_with_assets0", "test_checkpoint_with_assets1"}
 
 
@@ -186,7 +180,9 @@ def run(program, directory, environment, dies_at=-1):
 
 
 @pytest.mark.parametrize(
-    ("name", "program", "dies_at"), [("flax", NNX, 7), ("keras", KERAS, 3)], ids=["nnx", "keras"]
+    ("name", "program", "dies_at"),
+    [("flax", NNX, 7), ("keras", AS_ORBAX + KERAS, 3)],
+    ids=["nnx", "keras"],
 )
 def test_a_killed_run_ends_where_a_whole_one_ends(tmp_path, name, program, dies_at):
     if importlib.util.find_spec(name) is None:
@@ -206,7 +202,7 @@ def test_kerass_own_suite(tmp_path):
         pytest.skip("keras is not installed")
     answer = tmp_path / "answer.json"
     environment = with_devices(8) | compiling_once(tmp_path / "cache")
-    child = start(SUITE, answer, environment | {"TEST_TMPDIR": str(tmp_path)})
+    child = start(AS_ORBAX + SUITE, answer, environment | {"TEST_TMPDIR": str(tmp_path)})
     assert answer.exists(), child.stderr
     count, bad = json.loads(answer.read_text())
     assert count >= 22

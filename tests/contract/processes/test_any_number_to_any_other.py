@@ -14,7 +14,6 @@ import ckpt_core as ckpt
 from tests.support.launch import launch, reports
 
 DEVICES = 8
-
 CASES = """
 devices = np.array(jax.devices())
 cube = Mesh(devices.reshape(2, 2, 2), ("x", "y", "z"))
@@ -70,7 +69,6 @@ def wrong(shift, options):
 SAVE = """
 state = {name: put(values(n), one.spec, one.mesh) for n, (name, one) in enumerate(shardings().items())}
 ckpt.save(f"{directory}/one", {**state, "keys": keys()}, options=options)
-report()
 """
 
 LOAD = """
@@ -104,7 +102,6 @@ for number in range(7):
     tree[f"replicated{number}"] = zeros(64)
     tree[f"split{number}"] = zeros(64, P("shard"))
 ckpt.save(f"{directory}/one", tree, options=options)
-report()
 """
 
 
@@ -194,7 +191,6 @@ LARGE = """
 tree = {"large": put(np.arange(2 * 36 * 2**18, dtype=np.float32).reshape(2, -1))}
 chosen = ckpt.Options(timeout_secs=40, chunk_bytes=1 << 30, target_data_file_bytes=1 << 30)
 ckpt.save(f"{directory}/one", tree, options=chosen)
-report()
 """
 
 

@@ -1,4 +1,6 @@
-"""Options(broadcast=True): each region is read once, by one of the processes that hold it."""
+"""Where several processes load, each region is read once: with broadcast=True by one of the processes that hold it, with
+rules= and select= by each what its shards need.
+"""
 
 from typing import Any
 
@@ -28,9 +30,7 @@ sharing = ckpt.Options(timeout_secs=40, broadcast=True)
 devices = np.array(jax.devices())
 """
 
-LOAD = (
-    COUNTING
-    + """
+LOAD = """
 mesh = Mesh(devices.reshape(2, -1), ("replica", "shard"))
 def target(spec):
     return jax.ShapeDtypeStruct((4096, 1024), np.float32, sharding=NamedSharding(mesh, spec))
@@ -48,7 +48,6 @@ def same(loaded):
                 return False
     return True
 
-told = {}
 for name in like if count == 2 else ["all"]:
     if "small" not in name:
         told[name], loaded = bytes_read(
@@ -68,9 +67,7 @@ assert same(restored["state"])
 pending = ckpt.load_async(f"{directory}/one", like, options=sharing)
 told["background"], loaded = bytes_read(pending.result)
 assert same(loaded)
-report(**told)
 """
-)
 
 
 @pytest.mark.linux("/proc/self/fd")
@@ -81,7 +78,7 @@ def test_one_copy_is_read(tmp_path, processes):
     tree: dict[str, object] = dict.fromkeys(("all", "halves", "once"), large)
     tree |= {f"small{number:02}": np.arange(64, dtype=np.int32) for number in range(40)}
     ckpt.save(directory / "one", tree)
-    told = reports(launch(LOAD, directory, processes=processes, devices=4 // processes))
+    told = reports(launch(COUNTING + LOAD, directory, processes=processes, devices=4 // processes))
     size = large.nbytes
     if processes == 2:
         assert [one["all"] for one in told] in ([size, 0], [0, size])
@@ -141,16 +138,8 @@ def values() -> dict[str, Any]:
     """Every pattern of bits that may be lost on the way: eight elements of random bytes."""
     random = np.random.default_rng(7)
     found: dict[str, Any] = {}
-    names = (
-        "float16",
-        "bfloat16",
-        "float32",
-        "float64",
-        "float8_e4m3fn",
-        "float8_e5m2",
-        "complex64",
-    )
-    for name in names:
+    names = "float16 bfloat16 float32 float64 float8_e4m3fn float8_e5m2 complex64"
+    for name in names.split():
         dtype = jnp.dtype(name)
         found[name] = np.frombuffer(random.bytes(8 * dtype.itemsize), dtype)
     found["f32"] = np.array([0x7FC00001, 0xFF800001, 0x80000000, 1] * 2, np.uint32).view(np.float32)
@@ -178,3 +167,83 @@ def test_every_bit_arrives(tmp_path):
         ckpt.save(directory / "packed", tree, options=ckpt.Options(compression="zstd"))
     told = reports(launch(BITS, directory))
     assert told == [{"wrong": [], "count": 3}] * 2
+
+
+CHECK = """
+from ckpt_core import Rule
+square = Mesh(devices.reshape(2, 2), ("a", "b"))
+table = np.arange(64 * 8 * 4096, dtype=np.float32).reshape(64, 8, 4096)
+layers = table.reshape(4, 16 * 8, 4096)
+rows = P(("a", "b"))
+
+def like(*shape, spec=rows):
+    return jax.ShapeDtypeStruct(shape, np.float32, sharding=NamedSharding(square, spec))
+
+def check(name, target, expected, **how):
+    counted.clear()
+    loaded = ckpt.load(f"{directory}/{name}", target, options=how.pop("options", options), **how)
+    for one, other in zip(jax.tree.leaves(loaded), jax.tree.leaves(expected), strict=True):
+        assert one.shape == other.shape and not one.is_fully_addressable
+        assert all((np.asarray(s.data) == other[s.index]).all() for s in one.addressable_shards)
+    return sum(counted)
+"""
+
+LOADS = """
+parts = [Rule("w", "w/{n}", stack="n", stack_axis=1)]
+taken = {"w": [table[:, n] for n in range(8)]}
+stacked = [Rule("l/{n}", "w", stack="n")]
+told = {
+    "select": check("table", {"w": like(32, 8, 4096)}, {"w": table[32:]}, select={"w": np.s_[32:]}),
+    "middle": check("table", {"w": like(64, 4096)}, {"w": table[:, 3]}, select={"w": np.s_[:, 3]}),
+    "as saved": check("table", None, {"w": table[:, 2:4]}, select={"w": np.s_[:, 2:4]}),
+    "unstack": check("table", {"w": [like(64, 4096) for _ in range(8)]}, taken, rules=parts),
+    "stack": check("list", {"w": like(4, 128, 4096)}, {"w": layers}, rules=stacked),
+    "broadcast": check(
+        "table", {"w": [like(64, 4096, spec=P("b")) for _ in range(8)]}, taken, rules=parts,
+        options=sharing,
+    ),
+}
+"""
+
+SAVE = """
+ckpt.save(f"{directory}/table", {"w": put(table, rows, square)}, options=options)
+state = {"l": [put(one, P(None, "a"), square) for one in layers]}
+ckpt.save(f"{directory}/list", state, options=options)
+"""
+
+
+@pytest.mark.linux("/proc/self/fd")
+def test_a_process_reads_what_its_shards_need(tmp_path):
+    reports(launch(COUNTING + CHECK + SAVE, tmp_path / "run", limit_secs=150))
+    all_bytes = 64 * 8 * 4096 * 4
+    for told in reports(launch(COUNTING + CHECK + LOADS, tmp_path / "run", limit_secs=150)):
+        assert told["select"] == all_bytes // 4
+        # 16 rows of an array are a block, and each block has some of every layer
+        assert told["middle"] == told["as saved"] == told["unstack"] == all_bytes // 2
+        assert told["stack"] == all_bytes // 2
+        assert told["broadcast"] <= all_bytes
+
+
+DIFFER = """
+rules = [[Rule("a", "x"), Rule("b", "y")], [Rule("b", "x"), Rule("a", "y")]]
+parts = [{"a": np.s_[:32]}, {"a": np.s_[32:]}]
+both = {name: like(64, 8) for name in "xy"}
+told = {
+    "rules": raised(lambda: ckpt.load(f"{directory}/one", both, rules=rules[index], options=options)),
+    "select": raised(
+        lambda: ckpt.load(
+            f"{directory}/one", {"a": like(32, 8)}, select=parts[index], only="a", options=options
+        )
+    ),
+}
+"""
+
+
+def test_what_is_not_the_same_is_refused(tmp_path):
+    """A global array would be made of shards of different arrays."""
+    values = np.arange(64 * 8, dtype=np.float32).reshape(64, 8)
+    ckpt.save(tmp_path / "run/one", {"a": values, "b": -values})
+    for told in reports(launch(COUNTING + CHECK + DIFFER, tmp_path / "run")):
+        for name in ("rules", "select"):
+            assert told[name] is not None, name
+            assert "all processes must load the same" in told[name]["text"]

@@ -320,19 +320,14 @@ def test_different_checkpoints_are_refused(tmp_path):
     told = reports(launch(CODE, tmp_path))
     for name, error in told[0]["failed"].items():
         other = told[1]["failed"][name]
-        assert error is not None, name
-        assert other is not None, name
+        assert error is not None and other is not None, name
         assert {error["type"], other["type"]} <= {"CheckpointError", "NotTogether"}, (name, error)
         text = error["text"] + other["text"]
         if name.startswith("other"):
-            assert "process 1 loads other leaves, or into other dtypes or onto other" in text, (
-                name,
-                text,
-            )
+            assert "process 1 loads other leaves, or into other dtypes or onto other" in text, name
         else:
             assert "which are different checkpoints" in text, (name, text)
-            assert "steps/0" in text, (name, text)
-            assert "steps/1" in text, (name, text)
+            assert "steps/0" in text and "steps/1" in text, (name, text)
     assert [one["seen"] for one in told] == [2, 2]
 
 

@@ -51,9 +51,7 @@ def seen(local=own, policy=never, **more):
 """
 )
 
-AWAY = (
-    COMMON
-    + """
+AWAY = """
 for step in range(4):
     with start() as c:  # whose end waits for copies
         found = c.restore_latest(state=like())
@@ -75,9 +73,7 @@ for process in range(count):
         on(process, comes_back)
 told["found"] = seen()
 told["again"] = seen()
-report(**told)
 """
-)
 
 
 # How many come back, what the others did meanwhile, the steps that they saved then, and what may be there.
@@ -95,7 +91,9 @@ BACK = [
 @pytest.mark.parametrize(("many", "back", "saved", "kept"), BACK)
 def test_a_host_that_was_away_brings_nothing_back(tmp_path, many, back, saved, kept):
     """Whatever comes back is of the history that the run is on, as far as parts of it are left."""
-    code = AWAY.replace("{back}", back).replace("{saved}", saved).replace("{many}", str(many))
+    code = COMMON + AWAY.replace("{back}", back).replace("{saved}", saved).replace(
+        "{many}", str(many)
+    )
     told = reports(launch(code, tmp_path / "run", processes=3, devices=1, limit_secs=150))
     allowed = {str(step): value for step, value in ({0: 0} | kept).items()}
     for one in told:
@@ -107,9 +105,7 @@ def test_a_host_that_was_away_brings_nothing_back(tmp_path, many, back, saved, k
 
 
 # A restore that fails in one process.
-OPEN = (
-    COMMON
-    + """
+SETTING = """
 def begin(kind):
     persists = ckpt.Options(timeout_secs=600, local_max_to_keep=4, persist_policy=never if kind == "local" else always)
     local = None if kind == "plain" else Path(f"{directory}/{kind}/local/{index}")
@@ -120,12 +116,7 @@ def told_of(call):
         return [None, call().step]
     except BaseException as error:
         return [type(error).__name__, str(error)]
-"""
-)
 
-SETTING = (
-    OPEN
-    + """
 class Box:
     def __init__(self, value, bad=""):
         self.value, self.bad = value, bad
@@ -153,15 +144,13 @@ with begin(kind) as c:
     c.save(3, box=Box(30), state=state(3))
 with begin(kind) as c:
     told["then"] = c.all_steps()
-report(**told)
 """
-)
 
 
 @pytest.mark.parametrize("kind", ["plain", "tiers"])
 def test_an_object_refuses_in_one_process_to_be_set(tmp_path, kind):
     """No process goes on from a step that another one did not get, nor is the step taken for damaged."""
-    all_told = reports(launch(f"kind = {kind!r}\n{SETTING}", tmp_path / "run", devices=1))
+    all_told = reports(launch(f"kind = {kind!r}\n{COMMON + SETTING}", tmp_path / "run", devices=1))
     classes = {
         "a value": "ValueError",
         "a file": "FileNotFoundError",
@@ -176,9 +165,7 @@ def test_an_object_refuses_in_one_process_to_be_set(tmp_path, kind):
             assert (value, again, older) == (-1 if its_own else 20, [2, 20], 1), (name, value)
 
 
-OVERWRITTEN = (
-    COMMON
-    + """
+OVERWRITTEN = """
 from pytest import MonkeyPatch
 from tests.support import seams
 fails = seams.fail(OSError, "the disk is gone")
@@ -210,14 +197,12 @@ with start() as c:
     c.restore_latest(state=like())["state"]
     save(c, 4, 99, overwrite=True)
 told["again"] = seen()
-report(**told)
 """
-)
 
 
 def test_an_overwrite_that_fails_somewhere_leaves_one_value(tmp_path):
     """In the persistent directory: the old one, in both tiers. In a fast one: the new one. All processes raise."""
-    told = reports(launch(OVERWRITTEN, tmp_path / "run", processes=2, limit_secs=200))
+    told = reports(launch(COMMON + OVERWRITTEN, tmp_path / "run", limit_secs=200))
     for one in told:
         for name, (found, new, persistent) in one["found"].items():
             assert found == persistent, (name, found, persistent)
@@ -228,9 +213,7 @@ def test_an_overwrite_that_fails_somewhere_leaves_one_value(tmp_path):
         assert any(both), (name, both)
 
 
-FORCED = (
-    COMMON
-    + """
+FORCED = """
 with start() as c:
     save(c, 0, 0)
     for forced in (False, True):  # perhaps before the first has ended
@@ -242,14 +225,12 @@ meet("saved")
 with ckpt.Checkpointer(persistent, read_only=True) as tool:
     told["persistent"] = {str(step): tool.load(step, like())["n"] for step in tool.all_steps()}
 told["end"] = seen()
-report(**told)
 """
-)
 
 
 def test_a_forced_save_of_what_local_directories_have(tmp_path):
     """It goes to the persistent directory on all processes, or on none."""
-    for one in reports(launch(FORCED, tmp_path / "run", processes=2, limit_secs=120)):
+    for one in reports(launch(COMMON + FORCED, tmp_path / "run", limit_secs=120)):
         assert not one["again"]
         assert one["persistent"] == {"0": 0, "1": 1}
         assert one["end"] == {"0": 0, "1": 1, "2": 2}
@@ -257,7 +238,6 @@ def test_a_forced_save_of_what_local_directories_have(tmp_path):
 
 TAKEOVER = """
 options = ckpt.Options(timeout_secs=30, durable=False)
-told = {}
 
 def state(value):
     return {"rows": put(np.full((4, 3), value, np.float32))}
@@ -312,12 +292,11 @@ with start() as checkpointer, warnings.catch_warnings():
     checkpointer.save(4, state(304))
     told["again"] = checkpointer.save(5, state(305))
 told["at last"] = values()
-report(**told)
 """
 
 
 def test_all_know_of_a_takeover(tmp_path):
-    for told in reports(launch(TAKEOVER, tmp_path / "run", processes=2, devices=1)):
+    for told in reports(launch(TAKEOVER, tmp_path / "run", devices=1)):
         assert [one["type"] for one in told["never restored"]] == ["CheckpointExists"] * 2
         assert told["restored"] == 1
         assert told["still"] == [0, 1, 2, 3]

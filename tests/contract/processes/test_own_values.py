@@ -189,10 +189,7 @@ report(seen=data.seen, order=data.order, refused=refused.seen, error=error)
 def test_an_object_may_say_that_another_number_of_processes_can_go_on(tmp_path):
     """Process i of another number gets the state of process i modulo the saved number, after its check_state."""
     (tmp_path / "saved").mkdir()
-    more = """
-ckpt.save(directory + "/two", data=Elastic(index, [1, 2]), options=options)
-report()
-"""
+    more = 'ckpt.save(directory + "/two", data=Elastic(index, [1, 2]), options=options)'
     both = PER_PROCESS.replace("report(failed=failed)", more)
     reports(launch(CODE + READER + ELASTIC + both, tmp_path / "saved"))
     told = reports(launch(READER + ELASTIC + TAKEN, tmp_path / "saved", processes=4, devices=1))

@@ -22,11 +22,10 @@ def start(by, local=own, **more):
 def there():
     return sorted({int(path.parent.name) for path in own.glob("run-*/process_*/[0-9]*/ckpt.json")})
 """
-ENDS = "\nreport(**told)\n"
 
 
 def run(tmp_path: Path, code: str, processes: int = 2, devices: int = 2) -> list[dict[str, Any]]:
-    text = COMMON + SHARDED + code + ENDS
+    text = COMMON + SHARDED + code
     return reports(launch(text, tmp_path / "run", processes=processes, devices=devices))
 
 
@@ -61,9 +60,7 @@ def check_unread(found: list[dict[str, Any]]) -> None:
         for error in (told["error"], told["again"]):
             assert error["type"] in ("OSError", "CheckpointError"), error
             assert "cannot be read" in error["text"] and "restore(step" in error["text"], error
-        assert told["there"] == [3] and told["recovered"] == 3 and told["after"] == [3, "local"], (
-            told
-        )
+        assert (told["there"], told["recovered"], told["after"]) == ([3], 3, [3, "local"])
 
 
 @pytest.mark.linux("/proc/self/fd")

@@ -16,18 +16,17 @@ from typing import Any
 import pytest
 
 from tests.support import hosts
+from tests.support.damage import flip
 from tests.support.hosts import Hosts, Job
 from tests.support.launch import PRELUDE
 from tests.support.local_tiers import ON_ALL
 from tests.support.ports import free_port
 
 pytestmark = pytest.mark.linux("network namespaces")
-
 HOSTS = 8
 WAIT_SECS = 15
 """Options.timeout_secs of the jobs."""
 PERSISTS_EVERY = 4
-
 JOB = (
     hosts.ENTER
     + "import faulthandler; faulthandler.dump_traceback_later(165)"  # who hangs shows where
@@ -90,13 +89,9 @@ os._exit(0)
 
 @dataclass
 class Campaign:
-    """One run, and what it must hold.
-
-    Attributes:
-        places: pair of processes -> its host.
-        tried: step -> values that a process began to save since the last one that was acknowledged.
-        newest, persisted, settled: the last step that was acknowledged, is persistent, has copies at partners.
-        harmed: how many hosts were lost or damaged since a job has restored.
+    """One run, and what it must hold. ``places``: pair of processes -> its host. ``tried``: step -> values that a process began to
+    save since the last one that was acknowledged. ``newest``, ``persisted``, ``settled``: the last step that was acknowledged, is
+    persistent, has copies at partners. ``harmed``: how many hosts were lost or damaged since a job has restored.
     """
 
     root: Path
@@ -233,9 +228,7 @@ class Campaign:
         if kind == "flipped":
             files = [one for one in fast.rglob("d/*") if one.is_file() and one.stat().st_size > 100]
             for file in self.chance.sample(sorted(files), min(3, len(files))):
-                data = bytearray(file.read_bytes())
-                data[len(data) // 2] ^= 1
-                file.write_bytes(data)
+                flip(file)
         self.harmed += kind.endswith("lost") or kind == "flipped"
 
     def _story(self, said: list[dict[str, Any]], what: str) -> str:

@@ -72,9 +72,7 @@ except ckpt.CheckpointError as error:
     assert reports(launch(PRELUDE + code, tmp_path / "run")) == [{"said": True}] * 2
 
 
-OVER = (
-    COMMON
-    + """
+OVER = """
 url, memory = {url!r}, {memory!r}
 own = Path(f"{memory}/{index}")
 by = P("data")
@@ -89,7 +87,6 @@ def restored(by):
         found = resume(checkpointer, by)
         return found and [found.step, found.path.startswith(str(own))]
 """
-)
 
 
 @pytest.fixture(name="memory")
@@ -101,7 +98,7 @@ def make_memory() -> Iterator[str]:
 
 
 def run(url: str, memory: str, tmp_path: Path, code: str) -> list[object]:
-    text = OVER.replace("{url!r}", repr(url)).replace("{memory!r}", repr(memory)) + code
+    text = COMMON + OVER.replace("{url!r}", repr(url)).replace("{memory!r}", repr(memory)) + code
     told = reports(launch(text, tmp_path / "run", processes=3, devices=1, limit_secs=150))
     return [one.get("restored") for one in told]
 
@@ -109,9 +106,8 @@ def run(url: str, memory: str, tmp_path: Path, code: str) -> list[object]:
 LOST = """
 on(count - 1, lose)
 told["restored"] = restored(by)
-report(**told)
 """
-ALL_LOST = "lose()\nmeet('all lost')\ntold['restored'] = restored(by)\nreport(**told)"
+ALL_LOST = "lose()\nmeet('all lost')\ntold['restored'] = restored(by)"
 
 
 def of_steps(server: Server) -> list[str]:
@@ -122,7 +118,7 @@ def of_steps(server: Server) -> list[str]:
 
 def test_a_google_bucket(server, memory, tmp_path):
     url = f"{server.root}/run"
-    run(url, memory, tmp_path, "train(3, by)\nreport(**told)")
+    run(url, memory, tmp_path, "train(3, by)")
     uploaded = {name.split("/")[1] for name in server.names() if name[4:5].isdigit()}
     assert uploaded == {"0", "2"}
     server.requests.clear()
@@ -134,6 +130,6 @@ def test_a_google_bucket(server, memory, tmp_path):
 
 @pytest.mark.parametrize("store", ["s3"], indirect=True)
 def test_an_s3_bucket(store, memory, tmp_path):
-    run(store, memory, tmp_path, "train(3, by)\nreport(**told)")
+    run(store, memory, tmp_path, "train(3, by)")
     assert run(store, memory, tmp_path, LOST) == [[3, True]] * 3
     assert run(store, memory, tmp_path, ALL_LOST) == [[2, False]] * 3

@@ -56,9 +56,7 @@ def local_steps():
 """
 )
 
-JOURNEY = (
-    COMMON
-    + """
+JOURNEY = """
 train(4)
 told["local is newest"] = restored()
 told["kept"] = local_steps()
@@ -126,13 +124,13 @@ with start() as checkpointer:
 both = Path(f"{directory}/both")
 train(10, both)
 told["one directory"] = restored(local=both)
-report(**told)
 """
-)
 
 
 def check_journey(tmp_path: Path, processes: int, devices: int) -> None:
-    ended = launch(JOURNEY, tmp_path / "run", processes=processes, devices=devices, limit_secs=240)
+    ended = launch(
+        COMMON + JOURNEY, tmp_path / "run", processes=processes, devices=devices, limit_secs=240
+    )
     last = processes - 1
     for index, told in enumerate(reports(ended)):
         assert told["local is newest"] == [[0, 3, 4], 4, "local", 0]
@@ -170,9 +168,7 @@ def test_a_journey(tmp_path, processes, devices):
     check_journey(tmp_path, processes, devices)
 
 
-KILLED = (
-    COMMON
-    + """
+KILLED = """
 from tests.support import seams
 VICTIM, (POINT, WHEN) = {victim}, {phase}
 leaving = [n for n in range(count) if n != VICTIM]
@@ -193,11 +189,7 @@ def save():
 error = raised(save)
 report(error=error, steps=checkpointer.all_steps())
 """
-)
-
-AGAIN = COMMON + "told['first'] = restored()\ntrain(4)\ntold['then'] = restored()\nreport(**told)"
-
-
+AGAIN = COMMON + "told['first'] = restored()\ntrain(4)\ntold['then'] = restored()"
 PHASES = {
     "writing": ("write", "before"),
     "written": ("commit", "before"),
@@ -206,20 +198,11 @@ PHASES = {
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize(
-    ("phase", "victim"),
-    [
-        ("writing", 0),
-        ("writing", 1),
-        ("written", 1),
-        ("written", 0),
-        ("renamed", 1),
-        ("renamed", 0),
-    ],
-)
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("phase", PHASES)
 def test_one_is_killed(tmp_path, phase, victim):
     """Kills one while it saves step 2, which goes to local directories only, and starts again."""
-    code = KILLED.replace("{victim}", str(victim)).replace("{phase}", repr(PHASES[phase]))
+    code = COMMON + KILLED.replace("{victim}", str(victim)).replace("{phase}", repr(PHASES[phase]))
     ended = launch(code, tmp_path / "run", devices=1)
     assert ended[victim].status == -signal.SIGKILL and ended[victim].told is None
     survivor = ended[1 - victim].told

@@ -1,12 +1,18 @@
-"""Two real processes of jax.distributed, two devices each: what one of them meets, decides or is told by a signal, all do."""
+"""Two processes: they save and load one checkpoint; are begun again; and read what is replaced meanwhile."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import ckpt_core as ckpt
 from tests.support.launch import launch, reports
+from tests.support.ports import free_port
+from tests.support.replacing import KINDS, replacing
 
 PRELUDE = """
 assert count == 2 and len(jax.devices()) == 4 and len(jax.local_devices()) == 2
@@ -153,12 +159,8 @@ COMMON = """
 import threading
 def state(step):
     return put(np.arange(8, dtype=np.float32) + step)
-
-told = {}
 """
-SAVES = (
-    COMMON
-    + """
+SAVES = """
 held, meant = threading.Event(), ckpt.Options(timeout_secs=20, on_pending="fail")
 
 from tests.support import seams
@@ -179,27 +181,21 @@ with ckpt.Checkpointer(directory, max_to_keep=1, options=meant) as run:
     held.set()
     run.wait_until_finished()
     told["next"] = run.save(3, state(3))
-report(**told)
 """
-)
-RESTORES = (
-    COMMON
-    + """
+RESTORES = """
 with ckpt.Checkpointer(directory) as run:
     found = run.restore_latest(state=state(0))
     told["back"] = [run.all_steps(), found.step, same(found["state"], state(found.step))]
-report(**told)
 """
-)
 
 
 def test_a_save_is_refused_on_all_processes_or_on_none(tmp_path):
-    for told in reports(launch(SAVES, tmp_path / "run")):
+    for told in reports(launch(COMMON + SAVES, tmp_path / "run")):
         error = told["refused"]
         assert error["type"] == "CheckpointError", error
         assert "save of step 1 in process 0 is still running" in error["text"], error
         assert told["next"] is True, told
-    for told in reports(launch(RESTORES, tmp_path / "run")):
+    for told in reports(launch(COMMON + RESTORES, tmp_path / "run")):
         assert told["back"] == [[3], 3, True]
 
 
@@ -260,3 +256,129 @@ def test_without_the_service_it_is_said(tmp_path, monkeypatch):
     for told in reports(launch(code, tmp_path / "run")):
         assert told["default"]
         assert any("SIGTERM, SIGUSR1 will not be noticed" in text for text in told["heard"])
+
+
+CODE = """
+import jax.extend.backend
+
+def state(value):
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    return {"w": jax.make_array_from_callback(
+        (8,), NamedSharding(mesh, P("x")), lambda at: np.full(8, value, np.float32)[at])}
+
+def value_of(tree):
+    return sorted({int(part.data[0]) for part in tree["w"].addressable_shards})
+
+told, found = [], []
+for life, port_of_life in enumerate([None, *ports]):
+    if port_of_life is not None:
+        jax.distributed.shutdown()
+        for alone in range(2 * index + life):  # with another number of calls in each process
+            ckpt.save(f"{directory}/alone-{life}-{index}-{alone}", {"n": alone})
+            ckpt.load(f"{directory}/alone-{life}-{index}-{alone}")
+        jax.extend.backend.clear_backends()
+        # the first process of one life need not be that of the next
+        me = (index + life) % count
+        jax.distributed.initialize(f"127.0.0.1:{port_of_life}", num_processes=count, process_id=me)
+        assert jax.process_index() == me
+    path = f"{directory}/{life}"
+    told.append(raised(lambda: ckpt.save(path, state(life), options=options)))
+    found.append(raised(lambda: ckpt.load_async(path, options=options).result()))
+    found.append(value_of(ckpt.load(path, options=options)))
+    told.append(raised(lambda: ckpt.save(path, state(10 + life), overwrite=True, options=options)))
+    found.append(value_of(ckpt.load(path, options=options)))
+report(told=told, found=found)
+"""
+
+
+def test_processes_agree_in_every_life(tmp_path):
+    """They counted rounds on from the life before, each by its own calls, and waited for each other for ever."""
+    (tmp_path / "saved").mkdir()
+    code = f"ports = {[free_port() for _ in range(3)]}\n{CODE}"
+    for told in reports(launch(code, tmp_path / "saved")):
+        assert told["told"] == [None] * 8
+        lives = [[None, [life], [10 + life]] for life in range(4)]
+        assert told["found"] == [value for life in lives for value in life]
+
+
+@pytest.fixture
+def moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jax._src.distributed", None)
+    import jax._src
+
+    monkeypatch.delattr(jax._src, "distributed", raising=False)
+
+
+@pytest.mark.usefixtures("moved")
+def test_one_process_needs_no_coordination(tmp_path):
+    with ckpt.Checkpointer(tmp_path) as run:
+        run.save(1, {"w": jnp.arange(3)})
+        assert not run.reached_preemption(1)
+        found = run.restore_latest({"w": jnp.zeros(3, int)})
+    assert found is not None and np.array_equal(found["state"]["w"], [0, 1, 2])
+
+
+@pytest.mark.usefixtures("moved")
+def test_several_processes_are_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda *_: 2)
+    with pytest.raises(ckpt.CheckpointError, match="no coordination service where ckpt looks"):
+        ckpt.save(tmp_path / "a", {"w": jnp.arange(3)})
+    assert not (tmp_path / "a").exists()
+
+
+READERS = """
+jax.config.update("jax_enable_x64", True)
+mesh = Mesh(jax.devices(), "d")
+spread = NamedSharding(mesh, P("d"))
+step = os.path.join(directory, "3")
+
+def zeros(size):
+    make = jax.jit(lambda: jax.numpy.zeros(size, "int64"), out_shardings=spread)
+    return make()
+
+target = {"a": zeros(5000), "b": [zeros(8), ""], "c": zeros(300_000)}
+
+def numbers(state):
+    found = set()
+    for leaf in (state["a"], state["b"][0], state["c"]):
+        for shard in getattr(leaf, "addressable_shards", None) or [leaf]:
+            found |= set(np.unique(np.asarray(getattr(shard, "data", shard))).tolist())
+    (one,) = found  # of one save
+    return one
+
+def checkpointer():
+    with ckpt.Checkpointer(directory, read_only=True, options=options) as run:
+        return numbers(run.restore(3, state=target)["state"])
+
+def latest():
+    with ckpt.Checkpointer(directory, read_only=True, options=options) as run:
+        return numbers(run.restore_latest(state=target)["state"])
+
+calls = {
+    "load": lambda: numbers(ckpt.load(step, options=options)),
+    "like": lambda: numbers(ckpt.load(step, target, options=options)),
+    "async": lambda: numbers(ckpt.load_async(step, target, options=options).result()),
+    "restore": lambda: numbers(ckpt.restore(step, state=target, options=options)["state"]),
+    "atomic": lambda: numbers(ckpt.restore(step, state=target, options=ckpt.Options(timeout_secs=40, atomic_restore=True))["state"]),
+    "broadcast": lambda: numbers(ckpt.load(step, target, options=ckpt.Options(timeout_secs=40, broadcast=True))),
+    "step": checkpointer,
+    "latest": latest,
+}
+for name, call in calls.items():
+    told[name] = []
+    for _ in range(8):
+        try:
+            told[name].append(call())
+        except ckpt.CheckpointNotFound:
+            told[name].append(None)
+        meet(f"{name} {len(told[name])}")
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_processes_see_one_save_together(tmp_path, kind):
+    run = tmp_path / "run"
+    with replacing(run / "3", tmp_path / "told", kind, size=8) as replaced:
+        first, second = reports(launch(READERS, run))
+        assert replaced() > 3
+    assert first == second  # both have the same save

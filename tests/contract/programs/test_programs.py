@@ -40,8 +40,6 @@ STYLES = [
     Style("equinox", "(model, opt_state)", ("equinox",), orbax=False),
     Style("torch_save", "(weights, opt_state, env.param.prng)", ("torch", "torchax"), orbax=False),
 ]
-
-
 FACE, THERE_AND_BACK = ("face", "face", "face"), ("theirs", "face", "theirs")
 NATIVE, ON_FROM_ORBAX = ("native", "native", "native"), ("theirs", "native", "native")
 

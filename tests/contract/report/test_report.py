@@ -132,12 +132,9 @@ def test_the_page_in_a_browser(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("verify", "state"), [(False, "not verified"), (True, "verified")])
-def test_a_step_of_a_newer_format_is_reported_and_is_not_damaged(
-    call: Any, tmp_path: Path, verify: bool, state: str
-):
+def test_a_step_of_a_newer_format_is_reported_and_is_not_damaged(call, tmp_path, verify, state):
     save_run(tmp_path / "run", {"a": np.ones(3)})
-    record: Any = read_record(tmp_path / "run/1")
-    write_record(tmp_path / "run/1", record | {"format_version": 99})
+    write_record(tmp_path / "run/1", read_record(tmp_path / "run/1") | {"format_version": 99})
     found = read_report(tmp_path / "run", Request(verify=verify))
     first, second = found.steps
     assert "upgrade ckpt" in str(first.problem) and second.problem is None

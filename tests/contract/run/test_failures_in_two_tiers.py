@@ -60,7 +60,6 @@ def save(checkpointer: ckpt.Checkpointer, step: int, value: int, **more: Any) ->
 
 def resume(checkpointer: ckpt.Checkpointer) -> tuple[int | None, int]:
     restored = checkpointer.restore_latest(state={"n": 0})
-    assert restored is not None
     return restored.step, restored["state"]["n"]
 
 
@@ -100,15 +99,8 @@ OVERWRITES: list[tuple[int, str, seams.Point, dict[str, bool], int, int | None]]
 @pytest.mark.parametrize("asynchronous", [True, False])
 @pytest.mark.parametrize(("step", "tier", "point", "how", "both", "persistent"), OVERWRITES)
 def test_an_overwrite_that_fails_in_a_tier(
-    run: Run,
-    asynchronous: bool,
-    step: int,
-    tier: str,
-    point: seams.Point,
-    how: dict[str, bool],
-    both: int,
-    persistent: int | None,
-) -> None:
+    run, asynchronous, step, tier, point, how, both, persistent
+):
     """It was forgotten, or the fast directory had the new value until the local copy was gone."""
     run.begun(*range(100, step + 1)).close()
     before = {n: n for n in range(100, step)}
@@ -149,9 +141,7 @@ def test_no_older_copy_comes_back_when_retention_has_taken_the_new_one(run: Run)
 
 @pytest.mark.parametrize("overwrites", ["another host", "a tool"])
 @pytest.mark.parametrize("away", [True, False])
-def test_an_older_copy_on_another_host_does_not_come_back(
-    run: Run, overwrites: str, away: bool
-) -> None:
+def test_an_older_copy_on_another_host_does_not_come_back(run, overwrites, away):
     """The newer save of its number is gone, in all tiers of the host that made it."""
     run.begun(100).close()
     elsewhere = run.root / "elsewhere" if overwrites == "another host" else None
@@ -173,9 +163,7 @@ def test_an_older_copy_on_another_host_does_not_come_back(
 
 
 @pytest.mark.parametrize("step", [100, 200])
-def test_an_overwrite_of_a_step_that_is_being_saved(
-    run: Run, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
+def test_an_overwrite_of_a_step_that_is_being_saved(run, monkeypatch, step):
     """It looked before the first save had reached the persistent directory, which kept its value."""
     gate = seams.Gate()
     with run.start(asynchronous=True) as checkpointer:
@@ -197,8 +185,8 @@ def test_an_overwrite_of_a_step_that_is_being_saved(
 
 
 def test_a_save_that_leaves_steps_and_fails_halfway_leaves_them_for_its_own_program_too(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    run, monkeypatch
+):
     """The second write of its file failed: all others no longer saw the steps that it leaves, and it did."""
     with run.begun(100, 101, 200, 202) as checkpointer:
         assert checkpointer.restore(101, state={"n": 0})["state"]["n"] == 101
@@ -215,8 +203,8 @@ def test_a_save_that_leaves_steps_and_fails_halfway_leaves_them_for_its_own_prog
 
 @pytest.mark.parametrize("nth", [1, 2])
 def test_a_rollback_that_cannot_be_written_down_changes_nothing_or_is_finished(
-    run: Run, monkeypatch: pytest.MonkeyPatch, nth: int
-) -> None:
+    run, monkeypatch, nth
+):
     """The disk is full when the run file is written: before. When it is written again: the next writer does that."""
     before = {100: 100, 101: 101, 200: 200, 201: 201}
     with run.begun(*before) as checkpointer:
@@ -234,9 +222,7 @@ def test_a_rollback_that_cannot_be_written_down_changes_nothing_or_is_finished(
 
 @pytest.mark.parametrize("call", ["rollback_to", "delete"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-def test_who_was_interrupted_sees_what_a_restart_sees(
-    run: Run, monkeypatch: pytest.MonkeyPatch, call: str, error: type[BaseException]
-) -> None:
+def test_who_was_interrupted_sees_what_a_restart_sees(run, monkeypatch, call, error):
     """The steps leave with one file; local copies that it notes as gone are not listed, nor restored, after that."""
     with run.begun(100, 102, 103) as writer:
         with monkeypatch.context() as patch:
@@ -285,12 +271,6 @@ def test_the_example_of_the_guide_with_two_tiers(run: Run) -> None:
 EVERY_THIRD = ckpt.Options(persist_policy=ckpt.when.every_steps(3), local_max_to_keep=9)
 
 
-def steps_in(tmp_path: Path) -> list[str]:
-    return sorted(
-        str(file.parent.relative_to(tmp_path)) for file in tmp_path.glob("run/**/ckpt.json")
-    )
-
-
 @contextmanager
 def raised_by_a_signal_once(entered: threading.Event) -> Iterator[None]:
     """A handler raises in the main thread, soon after the event is set."""
@@ -336,8 +316,7 @@ def test_an_interrupted_synchronous_save_has_the_values_of_its_call(tmp_path, mo
     found = [file.parent for file in tmp_path.glob("**/1/ckpt.json")]
     assert len(found) == 2
     for path in found:
-        loaded: Any = ckpt.load(path)
-        assert (np.asarray(loaded["w"]) == 0).all(), path
+        assert (np.asarray(ckpt.load(path)["w"]) == 0).all(), path
 
 
 def test_a_step_whose_local_save_has_failed_is_continued_from_all_the_same(tmp_path, monkeypatch):
@@ -364,4 +343,5 @@ def test_a_step_whose_local_save_has_failed_is_continued_from_all_the_same(tmp_p
         saving.join(30)
         for step in (5, 6):
             checkpointer.save(step, {"w": np.zeros(3) + step})
-    assert steps_in(tmp_path) == ["run/3", "run/6"]
+    saved = sorted(file.parent for file in tmp_path.glob("run/**/ckpt.json"))
+    assert saved == [tmp_path / "run/3", tmp_path / "run/6"]

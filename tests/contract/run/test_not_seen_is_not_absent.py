@@ -58,7 +58,7 @@ def test_a_damaged_step_is_not_the_best(root):
 
 def test_retention_keeps_what_it_cannot_read(root, monkeypatch):
     with start(root, max_to_keep=1) as checkpointer, monkeypatch.context() as patch:
-        assert checkpointer.restore_latest(state(9)).state["n"] == 2  # pyright: ignore[reportOptionalMemberAccess]
+        assert checkpointer.restore_latest(state(9)).state["n"] == 2
         refuse(patch, root / "run" / "0" / "ckpt.json", errno.EIO, calls=("open",))
         checkpointer.save(3, state(3), metrics={"loss": 9.0})
         checkpointer.wait_until_finished()
@@ -105,7 +105,7 @@ def test_a_step_under_its_hidden_name_is_not_passed_over(replaced, monkeypatch, 
             CALLS[call](reader)
     assert met and caught.value.errno == number, caught.value
     assert not isinstance(caught.value, ckpt.CheckpointError)
-    assert reader.restore_latest(state(9)).step == 2  # pyright: ignore[reportOptionalMemberAccess]
+    assert reader.restore_latest(state(9)).step == 2
 
 
 @pytest.mark.parametrize("nth", range(4))

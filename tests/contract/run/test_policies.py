@@ -206,7 +206,7 @@ def test_best_refuses(arguments):
     with pytest.raises(ValueError, match=r"mode must be|n of keep\.best must be"):
         keep.best("loss", **arguments)
     with pytest.raises(TypeError, match="the name of a metric, got 3"):
-        keep.best(3, mode="min")  # pyright: ignore
+        keep.best(3, mode="min")
 
 
 @FEW

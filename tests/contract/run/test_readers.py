@@ -266,8 +266,7 @@ def test_waiting_for_a_step_after_what_is_no_number(tmp_path, after):
     with start(tmp_path, read_only=True) as reader:
         with pytest.raises(TypeError, match="after must be the number of a step"):
             reader.wait_for_new_step(after, 0)
-        three: Any = np.int32(3)
-        assert reader.wait_for_new_step(-1, 0) == reader.wait_for_new_step(three, 0) == 4
+        assert reader.wait_for_new_step(-1, 0) == reader.wait_for_new_step(np.int32(3), 0) == 4
 
 
 def test_a_tool_that_deletes_the_newest_persistent_step_takes_none_that_the_run_saves_on(tmp_path):

@@ -13,15 +13,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core import keep
 from tests.support import seams
-from tests.support.places import (
-    Place,
-    make_asynchronous,  # noqa: F401 (fixture)
-    make_place,  # noqa: F401 (fixture)
-    open_at,
-    same,
-    state,
-    write,
-)
+from tests.support.places import Place, make_asynchronous, make_place, open_at, same, state, write  # noqa: F401 (fixture)
 
 
 def blocking(directory: Path, **more: Any) -> ckpt.Checkpointer:
@@ -67,14 +59,7 @@ def test_max_to_keep(place: Place, asynchronous: bool) -> None:
         ),
     ],
 )
-def test_what_policies_keep(
-    place: Place,
-    arguments: dict[str, Any],
-    metrics: list[float | None],
-    kept: list[int],
-    best: int | None,
-    explained: str,
-) -> None:
+def test_what_policies_keep(place, arguments, metrics, kept, best, explained):
     with open_at(place, **arguments) as checkpointer:
         for step, metric in enumerate(metrics):
             checkpointer.save(step, state(step), metrics=None if metric is None else {"m": metric})
@@ -121,9 +106,7 @@ def test_the_newest_whole_step_is_kept_and_what_cannot_be_read(place: Place) -> 
     assert "cannot be read" in explained[2]
 
 
-def test_metrics_that_steps_lack_are_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_metrics_that_steps_lack_are_named(tmp_path, caplog):
     """A misspelt one keeps its step, one that no step has keeps all."""
     best: dict[str, Any] = {"best_mode": "min", "max_to_keep": 1}
     with blocking(tmp_path / "one", best_metric="loss", **best) as checkpointer:
@@ -212,9 +195,7 @@ def test_time_for_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert checkpointer.all_steps() == [3, 4]
 
 
-def test_a_failed_deletion_is_reported_and_not_fatal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_deletion_is_reported_and_not_fatal(tmp_path, monkeypatch, caplog):
     told: list[ckpt.Event] = []
     options = ckpt.Options(on_event=told.append)
     with blocking(tmp_path, max_to_keep=1, options=options) as checkpointer:
@@ -249,9 +230,7 @@ def test_a_writer_elsewhere_that_still_writes_is_left_alone(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("prefix", [None, "run"])
-def test_single_checkpoints_beside_a_run_are_not_deleted(
-    tmp_path: Path, prefix: str | None
-) -> None:
+def test_single_checkpoints_beside_a_run_are_not_deleted(tmp_path, prefix):
     """Their names end in numbers, so they count as steps; a sweep was deleted by the first save of a run beside it."""
     for name in ("lr_1", "wd_1", "lr_2"):
         ckpt.save(tmp_path / name, {"other": np.ones(5)})

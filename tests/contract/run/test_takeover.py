@@ -1,18 +1,26 @@
-"""A newcomer and the run that it replaces: whatever moment the old one wakes up at, one history is left.
+"""A newcomer and the run that it replaces: whatever moment the old one wakes up at, one history is left. Who claims a
+directory, and what becomes of steps that are left or damaged.
 
 The old run is stalled in the middle of a save: right before it asks whether it may still commit, or right after.
 """
 
+import errno
 import os
 import signal
+import subprocess
+import sys
+import tempfile
 import threading
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ckpt_core as ckpt
 from tests.support import forked, seams
 from tests.support.children import environment
+from tests.support.refusals import refuse
 from tests.support.takeovers import (
     LIMIT_SECS,
     NEW,
@@ -23,6 +31,7 @@ from tests.support.takeovers import (
     save,
     start,
     state,
+    value_of,
     values,
     write,
 )
@@ -297,3 +306,248 @@ os.kill(os.getpid(), signal.SIGKILL)
         save(checkpointer, 2, 0)
     assert values(tmp_path) == {1: 1, 2: 2}
     assert caplog.text == ""
+
+
+OWNER = ".ckpt-owner"
+
+
+def owner(directory: Path) -> bytes | None:
+    return (directory / OWNER).read_bytes() if (directory / OWNER).exists() else None
+
+
+def test_who_claims_a_directory(tmp_path):
+    """Who restores to train, and nobody who looks; who leaves takes the claim away, and nothing else is left."""
+    run = tmp_path / "run"
+    with start(run) as checkpointer:
+        assert checkpointer.latest_step() is None
+        assert owner(run) is None
+        assert resume(checkpointer) is None  # also where there is nothing
+        assert owner(run) is not None
+        save(checkpointer, 0, 0)
+    assert os.listdir(run) == ["0"]
+    with start(run) as looking:
+        for look in (looking.load, looking.metadata, looking.inspect, looking.should_save):
+            look(0)
+        assert owner(run) is None
+        looking.restore(0, state=state(1))
+        claimed = owner(run)
+        assert claimed is not None
+        with start(run, read_only=True) as evaluator:
+            assert resume(evaluator) == 0
+            evaluator.restore(0, state=state(1))
+        assert owner(run) == claimed
+        with start(run) as checkpointer:
+            save(checkpointer, 1, 0)
+            assert owner(run) not in (None, claimed)
+            looking.close()
+            assert owner(run) is not None  # that of the other stays
+    assert sorted(os.listdir(run)) == ["0", "1"]
+
+
+def test_local_directories_are_claimed_too(tmp_path):
+    def run() -> ckpt.Checkpointer:
+        options = ckpt.Options(durable=False, persist_policy=ckpt.when.at_steps([0]))
+        return start(tmp_path / "run", local_directory=tmp_path / "local", options=options)
+
+    old = run()
+    save(old, 0, OLD)
+    save(old, 1, OLD)
+    with run() as new:
+        assert resume(new) == 1
+        with pytest.raises(ckpt.CheckpointError, match="another Checkpointer"):
+            save(old, 2, OLD)  # which goes into the local directory only
+        save(new, 2, NEW)
+    old.close()
+    with run() as again:
+        assert resume(again) == 2
+        assert value_of(again.load(2)) == NEW + 2
+
+
+@pytest.mark.parametrize("error", [errno.EROFS, errno.EACCES])
+def test_a_directory_that_cannot_be_written_is_restored(tmp_path, monkeypatch, caplog, error):
+    run = tmp_path / "run"
+    write(run, 0)
+    with start(run, asynchronous=False) as new:
+        with monkeypatch.context() as patch:
+            refuse(patch, run, error, calls=("mkdir", "link", "rename", "open"), below=False)
+            refuse(patch, run / OWNER, error, calls=("open", "link", "rename"))
+            assert resume(new) == 0
+            assert "could not be claimed" in caplog.text
+            with pytest.raises(OSError, match=os.strerror(error)):
+                save(new, 1, NEW)
+        save(new, 1, NEW)  # it can be by now
+    assert set(values(run)) == {0, 1}
+
+
+def test_steps_that_are_left_are_moved_and_named(tmp_path, caplog):
+    directory = str(tmp_path / "run")
+    write(directory, *range(6))
+    with start(directory, asynchronous=False) as checkpointer:
+        value_of(checkpointer.restore(2, state=state(-1))["state"])
+        caplog.clear()
+        save(checkpointer, 3, NEW)
+        save(checkpointer, 4, NEW)
+        (warning,) = [one for one in caplog.records if one.levelname == "WARNING"]
+        told = warning.getMessage()
+        assert "goes on from step 2, of which steps 3, 4, 5 are no continuation" in told
+        assert f"moved to {directory}/retired" in told
+    assert retired(directory) == {"3": 3, "4": 4, "5": 5}
+    with start(directory, asynchronous=False) as checkpointer:  # and once more
+        value_of(checkpointer.restore(3, state=state(-1))["state"])
+        save(checkpointer, 9, NEW)
+    assert len(retired(directory)) == 4  # a second step 4 has its place beside the first
+    assert value_of(ckpt.load(f"{directory}/retired/4")) == 4
+
+
+def test_what_is_refused_says_the_way_out(directory, caplog):
+    write(directory, 0, 2, 4)
+    with start(directory, asynchronous=False) as checkpointer:
+        with pytest.raises(ckpt.CheckpointExists, match=r"call restore_latest\(\)"):
+            checkpointer.save(0, state(NEW))
+        with pytest.raises(ckpt.CheckpointExists, match=r"older than 4.*rollback_to\(2\)") as told:
+            checkpointer.save(3, state(NEW))
+        assert "force=True" in str(told.value)
+        assert checkpointer.save(3, state(NEW), force=True)
+        assert "step 3 is saved with force=True, and is older than 4" in caplog.text
+        assert checkpointer.rollback_to(2) == [3, 4]
+        assert "has deleted every step" not in caplog.text
+        assert checkpointer.rollback_to(0) == [2]
+    assert values(directory) == {0: 0}
+
+
+def test_a_step_that_is_being_read_is_waited_for(tmp_path):
+    write(tmp_path / "run", 0, 1)
+    reading, read = threading.Event(), threading.Event()
+
+    def choose(path: Any, leaf: Any) -> bool:
+        reading.set()
+        assert read.wait(LIMIT_SECS)
+        return True
+
+    with start(tmp_path / "run", asynchronous=False) as checkpointer:
+        value_of(checkpointer.restore(0, state=state(-1))["state"])
+        found: list[Any] = []
+        reader = threading.Thread(
+            target=lambda: found.append(ckpt.load(tmp_path / "run" / "1", only=choose))
+        )
+        reader.start()
+        assert reading.wait(LIMIT_SECS)
+        soon = threading.Timer(0.2, read.set)
+        soon.start()
+        save(checkpointer, 1, NEW)
+        reader.join(LIMIT_SECS)
+    assert value_of(found[0]) == 1
+    assert values(tmp_path / "run") == {0: 0, 1: NEW + 1}
+
+
+@pytest.mark.parametrize("file", ["ckpt.json", "state/manifest.ocdbt"])
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_past_damage_and_beyond_it(tmp_path, file, asynchronous):
+    """What was damaged may be whole again some day (a storage that stuttered): it is set aside."""
+    run = tmp_path / "run"
+    write(run, 10, 20, 30)
+    for step in (20, 30):
+        (run / str(step) / file).rename(run / f"kept-{step}")
+        (run / str(step) / file).write_bytes(b"damaged")
+    with start(run, max_to_keep=2, asynchronous=asynchronous) as checkpointer:
+        with pytest.warns(RuntimeWarning, match="damaged and skipped"):
+            assert resume(checkpointer) == 10
+        assert checkpointer.all_steps() == [10, 20, 30]
+        assert "damaged" in checkpointer.explain()[30]
+        for step in (15, 20, 25, 30):
+            save(checkpointer, step, NEW)
+        assert checkpointer.all_steps() == [25, 30]
+    assert values(run) == {25: NEW + 25, 30: NEW + 30}
+    assert sorted(os.listdir(run / "damaged")) == ["20", "30"]
+    for step in (20, 30):
+        (run / f"kept-{step}").rename(run / "damaged" / str(step) / file)
+        assert value_of(ckpt.load(run / "damaged" / str(step))) == step
+
+
+def test_damaged_steps_hide_until_they_are_found_deleted_or_rolled_back(tmp_path):
+    write(tmp_path, 0, 2, 3, 4)
+    for step in (2, 3, 4):
+        (tmp_path / str(step) / "ckpt.json").write_text("{}")
+    with start(tmp_path, asynchronous=False) as checkpointer:
+        with pytest.raises(ckpt.CheckpointExists, match="rollback_to"):
+            checkpointer.save(1, state(NEW))
+        checkpointer.delete(4)
+        with pytest.raises(ckpt.CheckpointNotFound, match="has no step 4; it has: 0, 2, 3"):
+            checkpointer.delete(4)
+        assert checkpointer.rollback_to(0) == [2, 3]
+    assert values(tmp_path) == {0: 0}
+
+
+def test_a_directory_that_is_one_checkpoint(directory):
+    ckpt.save(f"{directory}/5", state(1))
+    for read_only in (True, False):
+        with pytest.raises(ckpt.CheckpointExists, match="is one checkpoint") as caught:
+            start(f"{directory}/5", read_only=read_only)
+        assert f"make the Checkpointer on {directory}" in str(caught.value)
+    with start(directory) as checkpointer:
+        assert checkpointer.all_steps() == [5]
+
+
+def test_a_claim_that_comes_while_another_writer_leaves(tmp_path, monkeypatch):
+    """It is put back, and the new writer goes on."""
+    older, newer = start(tmp_path), start(tmp_path)
+    save(older, 0, OLD)
+    rename, claimed = os.rename, list[str]()
+
+    def claimed_first(source: str, target: str) -> None:
+        if os.path.basename(source) == OWNER and not claimed:
+            claimed.append(source)
+            assert resume(newer) == 0
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", claimed_first)
+        older.close()
+    assert claimed and sorted(os.listdir(tmp_path)) == [OWNER, "0"]
+    save(newer, 1, NEW)
+    newer.close()
+    assert sorted(os.listdir(tmp_path)) == ["0", "1"]
+
+
+def test_a_step_of_orbax_is_one_checkpoint(tmp_path):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(3, args=ocp.args.StandardSave({"w": np.ones(3)}))
+        manager.wait_until_finished()
+    for name in ("3", "3/default"):
+        with pytest.raises(ckpt.CheckpointExists, match="is one checkpoint"):
+            start(tmp_path / "run" / name)
+    with start(tmp_path / "run") as checkpointer:
+        assert checkpointer.all_steps() == [3]
+
+
+TWO_USERS = """
+import os, sys
+import ckpt_core as ckpt
+with ckpt.Checkpointer(sys.argv[1], asynchronous=False) as first:
+    first.save(0, {"n": 0}), first.save(1, {"n": 1})
+os.chmod(sys.argv[1], 0o777)
+os.setgroups([]), os.setgid(12345), os.setuid(12345)
+with ckpt.Checkpointer(sys.argv[1], asynchronous=False) as second:
+    print(second.restore(0, {"n": 0}).state, flush=True)
+    for call in (second.delete, second.rollback_to, lambda step: second.save(1, {"n": 2})):
+        try:
+            call(0)
+        except PermissionError as error:
+            print("refused:", error, file=sys.stderr)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become two other users")
+def test_a_second_user_hears_at_the_restore_whose_steps_it_cannot_move() -> None:
+    """It may write beside them; a training of hours would end at the first save that has to retire one."""
+    with tempfile.TemporaryDirectory() as root:
+        os.chmod(root, 0o755)  # the directories of pytest are for their owner alone
+        command = [sys.executable, "-c", TWO_USERS, f"{root}/run"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+        said, *refused = done.stderr.split("refused:")
+        assert done.stdout == "{'n': 0}\n", done.stderr
+        assert len(refused) == 3, done.stderr
+        for text in (said, *refused):
+            assert "belongs to user 0" in text and f"chmod -R g+w {root}/run" in text, done.stderr
+        assert ckpt.Checkpointer(f"{root}/run", read_only=True).all_steps() == [0, 1]

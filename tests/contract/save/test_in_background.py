@@ -1,8 +1,9 @@
-"""Saves and loads in the background: when they end, where a failure is raised, their priority, and what says that one is slow."""
+"""Saves in the background, from threads, at exit and around a fork."""
 
 import json
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -285,3 +286,209 @@ def test_quick_work_is_not_reported(tmp_path):
     ckpt.save(tmp_path / "a", {"w": np.ones(3)}, options=options)
     ckpt.load(tmp_path / "a", options=options)
     assert events and "slow" not in [event.kind for event in events]
+
+
+PRELUDE = """
+import os, sys, time
+import numpy as np
+import ckpt_core as ckpt
+from tests.support import seams
+failing = seams.fail(OSError, 28, "the disk is full")
+path = sys.argv[1]
+def begin(how):
+    if "Checkpointer" in how:
+        return ckpt.Checkpointer(path).save(0, {"w": np.arange(5000)})
+    return ckpt.save_async(path + "/0", {"w": np.arange(5000)})
+"""
+
+
+def run(code: str, path: Path) -> forked.Done:
+    return forked.run(PRELUDE + code, str(path), environment=environment(), timeout_secs=120)
+
+
+@pytest.mark.parametrize(
+    "how", ["goes well", "Checkpointer", "exception", "fails", "Checkpointer fails"]
+)
+def test_exit_waits_for_a_save_and_tells_of_its_failure(tmp_path, how):
+    path = tmp_path / "c"
+    ended = run(
+        f"""
+seams.at(None, "commit", before=failing if "fails" in {how!r} else lambda *_: time.sleep(0.3))
+pending = begin({how!r})
+assert "fails" in {how!r} or not os.path.exists(path + "/0")
+if {how!r} == "exception":
+    raise SystemExit(3)
+print("done")
+""",
+        path,
+    )
+    if "fails" in how:
+        assert ended.returncode == 1 and ended.stdout == "done\n"
+        assert "was not saved" in ended.stderr and str(path) in ended.stderr
+        assert "Traceback" in ended.stderr and "the disk is full" in ended.stderr
+        assert not (path / "0").exists()
+    else:
+        assert (ended.returncode, ended.stderr) == (3 if how == "exception" else 0, "")
+        assert ckpt.verify(path / "0").ok
+        np.testing.assert_array_equal(ckpt.load(path / "0")["w"], np.arange(5000))
+
+
+def test_what_was_asked_about_or_is_left_open_is_not_reported(tmp_path):
+    ended = run(
+        """
+left_open = ckpt.Checkpointer(path + "/run", asynchronous=False)
+left_open.save(0, {"n": 1})
+seams.at(None, "commit", before=failing)
+pending = begin("save_async")
+try:
+    pending.result()
+except OSError:
+    print("caught")
+""",
+        tmp_path / "c",
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "caught\n", "")
+
+
+def test_a_forked_child_is_told(tmp_path):
+    ended = run(
+        """
+import signal, warnings
+warnings.simplefilter("ignore")  # jax warns of every fork
+ckpt.save(path, {"n": 1})
+def save(): ckpt.save(path + "-2", {"n": 1})
+def save_async(): ckpt.save_async(path + "-2", {"n": 1}).result()
+def load(): ckpt.load(path)
+def load_async(): ckpt.load_async(path).result()
+def restore(): ckpt.restore(path, state={"n": 0})
+def inspect(): ckpt.inspect(path)
+def verify(): ckpt.verify(path)
+def checkpointer(): ckpt.Checkpointer(path + "-3").save(0, {"n": 1})
+for call in (save, save_async, load, load_async, restore, inspect, verify, checkpointer):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        try:
+            call()
+        except ckpt.ForkedProcess as error:
+            os._exit(7 if "spawn" in str(error) else 8)
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            os._exit(9)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code == 7, (call.__name__, code)
+assert ckpt.load(path) == {"n": 1}  # the parent goes on
+""",
+        tmp_path / "c",
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def state_of(step: int) -> dict[str, Any]:
+    return {f"w{n}": np.full(30_000, step * 100 + n, np.float64) for n in range(6)}
+
+
+def is_state_of(step: int, loaded: Any) -> bool:
+    wanted = state_of(step)
+    return loaded.keys() == wanted.keys() and all((loaded[n] == wanted[n]).all() for n in wanted)
+
+
+def all_at_once(*calls: Callable[[], None]) -> list[BaseException]:
+    """Calls them in threads of their own that begin together; gives what they raised."""
+    raised: list[BaseException] = []
+    start = threading.Barrier(len(calls))
+
+    def run(call: Callable[[], None]) -> None:
+        start.wait(LONG_SECS)
+        try:
+            call()
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=run, args=(call,), daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG_SECS)
+        assert not thread.is_alive()
+    return raised
+
+
+def test_saving_restoring_and_asking_at_once(tmp_path):
+    with ckpt.Checkpointer(tmp_path, options=QUICK, max_to_keep=3) as checkpointer:
+        checkpointer.save(0, state_of(0))
+
+        def save() -> None:
+            for step in range(1, 12):
+                checkpointer.save(step, state_of(step))
+
+        def restore() -> None:
+            for _ in range(5):
+                restored = checkpointer.restore_latest(state=state_of(0))
+                assert restored is not None and is_state_of(restored.step, restored["state"])
+
+        def ask() -> None:
+            for _ in range(30):
+                steps = checkpointer.all_steps()
+                assert steps == sorted(steps)
+                checkpointer.latest_step(), checkpointer.explain(), repr(checkpointer)
+                checkpointer.wait_until_finished()
+
+        checkpointer.wait_until_finished()
+        assert all_at_once(save, restore, ask) == []
+    assert checkpointer.all_steps() == [9, 10, 11]
+    assert all(is_state_of(step, ckpt.load(tmp_path / str(step))) for step in (9, 10, 11))
+
+
+def test_a_failure_is_raised_in_one_thread(tmp_path, monkeypatch):
+    checkpointer = ckpt.Checkpointer(tmp_path, options=QUICK)
+    for number in range(5):
+        with monkeypatch.context() as now:
+            seams.at(now, "record", before=seams.fail())
+            checkpointer.save(number, {"n": number})
+            raised = all_at_once(*[checkpointer.wait_until_finished] * 4)
+        assert [type(error) for error in raised] == [OSError]
+    checkpointer.close()
+
+
+def test_saves_to_one_path(tmp_path):
+    """One of them is there, and the others raise."""
+    path, done = tmp_path / "a", []
+
+    def save(number: int) -> None:
+        ckpt.save(path, state_of(number), options=QUICK)
+        done.append(number)
+
+    raised = all_at_once(*[lambda number=number: save(number) for number in range(3)])
+    assert len(done) == 1 and {type(error) for error in raised} == {ckpt.CheckpointExists}
+    assert is_state_of(done[0], ckpt.load(path))
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_call_from_within_a_call_is_refused(tmp_path):
+    """A handler that saves, while a save is at work: to wait for it would be for ever. Between calls it may."""
+    told: list[str] = []
+
+    def handler(*_: Any) -> None:
+        try:
+            assert checkpointer.save(7, {"n": 7})
+        except ckpt.CheckpointError as error:
+            told.append(str(error))
+
+    def policy(step: int, context: Any) -> bool:
+        if step == 1:
+            os.kill(os.getpid(), signal.SIGUSR2)
+        return True
+
+    before = signal.signal(signal.SIGUSR2, handler)
+    try:
+        with ckpt.Checkpointer(tmp_path, save_policy=policy, options=QUICK) as checkpointer:
+            checkpointer.save(0, {"n": 0})
+            checkpointer.save(1, {"n": 1})
+            assert len(told) == 1 and "save()" in told[0] and "called from within" in told[0]
+            os.kill(os.getpid(), signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert len(told) == 1 and checkpointer.all_steps() == [0, 1, 7]

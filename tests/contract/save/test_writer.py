@@ -30,20 +30,14 @@ def state(mesh: Any = None) -> dict[str, Any]:
     }
 
 
-def parts_of(tree: dict[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {"large": tree["large"]},
-        {"layers": {"1": tree["layers"]["1"]}},
-        {"empty": {}, "key": tree["key"]},
-        {"layers": {"0": {"b": tree["layers"]["0"]["b"]}}},
-        {"layers": {"0": {"w": tree["layers"]["0"]["w"]}}},
-    ]
-
-
 def write_in_parts(path: Any, tree: dict[str, Any], **arguments: Any) -> None:
+    first, second = tree["layers"]["0"], tree["layers"]["1"]
     with ckpt.writer(path, **arguments) as w:
-        for part in parts_of(tree):
-            w.add("params", part)
+        w.add("params", {"large": tree["large"]})
+        w.add("params", {"layers": {"1": second}})
+        w.add("params", {"empty": {}, "key": tree["key"]})
+        w.add("params", {"layers": {"0": {"b": first["b"]}}})
+        w.add("params", {"layers": {"0": {"w": first["w"]}}})
         w.add("config", ckpt.Json({"a": [1]}))
         w.add("one", np.arange(3))
 

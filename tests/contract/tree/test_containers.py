@@ -132,7 +132,7 @@ jax.tree_util.register_dataclass(OtherOrder, ["second", "first"], [])
         Registered(1.5, 2),
         OtherOrder(1, 2),
         {"deep": [Registered(Moments(1, Frozen(2)), 3)]},
-        Registered(1.5, 2, ("x", 2)),  # pyright: ignore[reportArgumentType]
+        Registered(1.5, 2, ("x", 2)),
     ],
     ids=repr,
 )

@@ -10,31 +10,22 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, SingleDeviceSharding
 
 import ckpt_core as ckpt
-from tests.support import forked
+from tests.support import forked, trees
 from tests.support.children import environment
-from tests.support.trees import (
-    QUICK,
-    SPECS,
-    abstract,
-    assert_same,
-    meshes,
-    numbers,
-    round_trip,
-    sharded,
-)
+from tests.support.trees import abstract, assert_same, meshes, numbers, round_trip, sharded
 
 SHAPES = {"small": (24, 24), "large": (1200, 312), "vector": (48, 1)}
 
 
 def shardings(names):
     for mesh in names:
-        for spec in SPECS:
+        for spec in trees.SPECS:
             yield mesh, spec
 
 
 def fits(shape, mesh, spec):
     sizes = meshes()[mesh].shape
-    for length, axes in zip(shape, (*SPECS[spec], None, None), strict=False):
+    for length, axes in zip(shape, (*trees.SPECS[spec], None, None), strict=False):
         axes = () if axes is None else (axes,) if isinstance(axes, str) else axes
         if length % math.prod(sizes[axis] for axis in axes):
             return False
@@ -153,7 +144,7 @@ def test_shardings_of_every_make(tmp_path):
 def test_each_distinct_shard_is_written_once(tmp_path):
     """Replicas do not multiply the bytes on disk."""
     array = numbers((512, 512))
-    for spec in SPECS:
+    for spec in trees.SPECS:
         ckpt.save(tmp_path / spec, {"a": sharded(array, "4x2", spec)})
         size = sum(path.stat().st_size for path in (tmp_path / spec).rglob("*") if path.is_file())
         assert array.nbytes <= size < 1.1 * array.nbytes, spec
@@ -213,7 +204,7 @@ def test_eight_devices_to_fewer_and_back_with_no_argument(tmp_path, devices):
     arrays = grid_tree(["4x2", "2x4"])
     rows = NamedSharding(meshes()["4x2"], P("x"))
     keys = jax.device_put(jax.random.split(jax.random.key(0), 8), rows)
-    ckpt.save(tmp_path / "c", {"arrays": arrays, "keys": keys}, options=QUICK)
+    ckpt.save(tmp_path / "c", {"arrays": arrays, "keys": keys}, options=trees.QUICK)
     flags = "" if devices == 1 else f"--xla_force_host_platform_device_count={devices}"
     places = str(tmp_path / "c"), str(tmp_path / "back")
     done = forked.run(ELSEWHERE, *places, environment=environment(XLA_FLAGS=flags))

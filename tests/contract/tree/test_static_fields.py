@@ -1,7 +1,10 @@
-"""Static fields of registered classes: what is plain comes back and is compared, the rest is told or refused."""
+"""Fields of registered classes: static ones that are plain come back and are compared, functions are told apart by name,
+the rest is told or refused.
+"""
 
 import dataclasses
 import enum
+import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,29 +72,10 @@ class Nothing:
 
 CLASSES = [Registered, Struct, Module]
 PLAIN = [
-    None,
-    True,
-    -3,
-    2**70,
-    1.5,
-    -0.0,
-    math.inf,
-    1 - 2j,
-    "text ü\ud800",
-    b"\x00\xff",
-    (),
-    (1, ("a", (None, 2.5))),
-    Color.BLUE,
-    Level.LOW,
-    jax.lax.Precision.HIGHEST,
-    np.dtype("float32"),
-    np.dtype(jnp.bfloat16),
-    np.int8,
-    jnp.bfloat16,
-    jnp.int4,
-    float,
-    (Color.RED, jnp.float32),
-]
+    None, True, -3, 2**70, 1.5, -0.0, math.inf, 1 - 2j, "text ü\ud800", b"\x00\xff", (),
+    (1, ("a", (None, 2.5))), Color.BLUE, Level.LOW, jax.lax.Precision.HIGHEST, np.dtype("float32"),
+    np.dtype(jnp.bfloat16), np.int8, jnp.bfloat16, jnp.int4, float, (Color.RED, jnp.float32),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -152,18 +136,11 @@ def crafted(path: Path, statics: Any) -> Path:
 
 
 IMPOSSIBLE = [
-    None,
-    [],
-    {"other": 1},
-    {"fields": [1]},
-    {"fields": {"a": {}}},
-    {"fields": {"a": 1.5}},
-    {"fields": {"a": []}},
-    {"fields": {"a": ["eval", "1"]}},
-    {"fields": {"a": ["tuple", ["float", 1]]}},
-    {"fields": {"a": [["tuple"], "x"]}},
+    None, [], {"other": 1}, {"fields": [1]}, {"fields": {"a": {}}}, {"fields": {"a": 1.5}},
+    {"fields": {"a": []}}, {"fields": {"a": ["eval", "1"]}},
+    {"fields": {"a": ["tuple", ["float", 1]]}}, {"fields": {"a": [["tuple"], "x"]}},
     {"function": 1},
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -177,24 +154,15 @@ def test_impossible_static_fields_are_damage(at, static, tmp_path):
         ckpt.load(path)
 
 
-@pytest.mark.parametrize(
-    "field",
-    [
-        ["float", "x"],
-        ["int", "z"],
-        ["bytes", "0"],
-        ["float", "0x1p99999"],
-        ["complex", "1"],
-        ["dtype", "datetime64"],
-        ["dtype", "ndarray"],
-        ["type", "object"],
-        ["enum", "os:environ", "x"],
-        ["enum", f"{__name__}:Color", "GREEN"],
-        ["enum", "subprocess:Popen", "x"],
-        ["jax", "sin"],
-        ["numpy", "str_"],
-    ],
-)
+OF_NO_OBJECT = [
+    ["float", "x"], ["int", "z"], ["bytes", "0"], ["float", "0x1p99999"], ["complex", "1"],
+    ["dtype", "datetime64"], ["dtype", "ndarray"], ["type", "object"], ["enum", "os:environ", "x"],
+    ["enum", f"{__name__}:Color", "GREEN"], ["enum", "subprocess:Popen", "x"], ["jax", "sin"],
+    ["numpy", "str_"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("field", OF_NO_OBJECT)
 def test_values_that_nobody_saves_make_no_object(field, tmp_path):
     path = crafted(tmp_path / "one", [(None, {"fields": {"meta": field}})])
     assert ckpt.load(path) == {"a": [1, None], "r": {"w": 1.5}}
@@ -419,3 +387,104 @@ def test_children_that_changed_places_are_no_match(tmp_path):
     ckpt.save(tmp_path / "a", Named(v=jnp.zeros(2), w=jnp.ones(2)))
     with pytest.raises(ckpt.StructureMismatch, match="aux_data"):
         ckpt.restore(tmp_path / "a", Named(w=jnp.ones(2), v=jnp.zeros(2)))
+
+
+class Field(eqx.Module):
+    w: jax.Array
+    f: Any
+
+
+class Renamed(eqx.Module):
+    w: jax.Array
+    g: Any
+
+
+class Two(eqx.Module):
+    w: jax.Array
+    f: Any
+    g: Any
+
+
+class Bare(eqx.Module):
+    w: jax.Array
+
+
+class Mark:
+    """Says that something is elsewhere."""
+
+
+def field(f: Any, value: float = 1.0) -> Field:
+    return Field(jnp.full(2, value), f)
+
+
+DIFFER: dict[str, tuple[Any, Any]] = {
+    "function": (jax.nn.relu, jax.nn.gelu),
+    "jit": (jax.jit(jax.nn.relu), jax.jit(jax.nn.gelu)),
+    "Lambda": (eqx.nn.Lambda(jax.nn.relu), eqx.nn.Lambda(jax.nn.gelu)),
+    "partial": (functools.partial(jnp.sum, axis=0), functools.partial(jnp.max, axis=0)),
+    "class": (Mark(), jnp.sin),
+}
+
+
+@pytest.mark.parametrize("name", DIFFER)
+def test_functions_are_told_apart_by_their_names(name, tmp_path):
+    one, other = DIFFER[name]
+    ckpt.save(tmp_path / "one", field(one))
+    assert ckpt.load(tmp_path / "one", field(one, 2.0)).w[0] == 1
+    with pytest.raises(ckpt.StructureMismatch) as refused:
+        ckpt.load(tmp_path / "one", field(other, 2.0))
+    assert {entry.kind for entry in refused.value.mismatches} == {"function"}
+    assert ckpt.load(tmp_path / "one", field(other, 2.0), unexpected="ignore").w[0] == 1
+
+
+def test_without_a_target_a_function_is_missed_too(tmp_path):
+    ckpt.save(tmp_path / "one", field(jax.tree_util.Partial(jax.nn.relu, 1)))
+    with pytest.raises(ckpt.StructureMismatch, match=r"f: is the function .*relu"):
+        ckpt.load(tmp_path / "one")
+    assert ckpt.load(tmp_path / "one", only="**")["w"].shape == (2,)
+
+
+def told(path: Path, target: Any, **arguments: Any) -> list[tuple[str, str | None, str | None]]:
+    with pytest.raises(ckpt.StructureMismatch) as refused:
+        ckpt.load(path, target, **arguments)
+    assert {entry.kind for entry in refused.value.mismatches} == {"function"}
+    assert 'unexpected="ignore"' in str(refused.value)
+    assert ckpt.load(path, target, unexpected="ignore", **arguments) is not None
+    return [(entry.path, entry.saved, entry.nearest) for entry in refused.value.mismatches]
+
+
+ONES = jnp.ones(2)
+SIN = "jax.numpy:sin"
+RENAMED = [("f", SIN, "g"), ("g", "no function", "f")]
+
+
+@pytest.mark.parametrize(
+    ("saved", "target", "expected"),
+    [
+        (Field(ONES, jnp.sin), Renamed(ONES, jnp.sin), RENAMED),
+        (Field(ONES, jnp.sin), Bare(ONES), [("f", SIN, None)]),
+        (Two(ONES, jnp.sin, jnp.cos), Two(ONES, None, jnp.cos), [("f", SIN, None)]),
+        (Two(ONES, None, jnp.cos), Two(ONES, jnp.sin, jnp.cos), [("f", "no function", None)]),
+        (Field(ONES, [jnp.cos, jnp.sin]), Field(ONES, [jnp.cos]), [("f/1", SIN, None)]),
+    ],
+)
+def test_a_function_on_one_side_is_told(saved, target, expected, tmp_path):
+    ckpt.save(tmp_path / "one", saved)
+    assert told(tmp_path / "one", target) == expected
+
+
+def test_a_side_without_any_misses_nothing(tmp_path):
+    whole = Field(ONES, jnp.sin)
+    ckpt.save(tmp_path / "whole", whole)
+    ckpt.save(tmp_path / "filtered", eqx.filter(whole, eqx.is_array))
+    ckpt.save(tmp_path / "bare", Bare(ONES))
+    assert ckpt.load(tmp_path / "whole", eqx.filter(whole, eqx.is_array)).f is None
+    assert ckpt.load(tmp_path / "filtered", whole).f is whole.f
+    assert ckpt.load(tmp_path / "bare", whole).f is whole.f
+
+
+def test_a_renamed_field_is_found_by_rename(tmp_path):
+    ckpt.save(tmp_path / "one", Field(ONES, jnp.sin))
+    with pytest.raises(ckpt.StructureMismatch, match="rename="):
+        ckpt.load(tmp_path / "one", Renamed(ONES, jnp.sin))
+    assert ckpt.load(tmp_path / "one", Renamed(ONES, jnp.sin), rename={"f": "g"}).w[0] == 1

@@ -29,72 +29,22 @@ LIBRARY_OF_LINUX = frozenset(
     {"fallocate", "prctl", "renameat2", "sched_setattr", "statfs", "statx", "syscall"}
 )
 OS_OF_LINUX = (
-    "O_DIRECT",
-    "O_TMPFILE",
-    "copy_file_range",
-    "eventfd",
-    "memfd_create",
-    "posix_fadvise",
-    "posix_fallocate",
-    "sched_getaffinity",
-    "sched_getparam",
-    "sched_getscheduler",
-    "sched_setaffinity",
-    "sched_setparam",
-    "sched_setscheduler",
-    "splice",
-)
+    "O_DIRECT", "O_TMPFILE", "copy_file_range", "eventfd", "memfd_create", "posix_fadvise",
+    "posix_fallocate", "sched_getaffinity", "sched_getparam", "sched_getscheduler",
+    "sched_setaffinity", "sched_setparam", "sched_setscheduler", "splice",
+)  # fmt: skip
 OS_OF_POSIX = (
-    "O_CLOEXEC",
-    "O_DIRECTORY",
-    "O_NOCTTY",
-    "O_NOFOLLOW",
-    "O_NONBLOCK",
-    "O_SYNC",
-    "PRIO_PROCESS",
-    "chown",
-    "fchmod",
-    "fork",
-    "fstatvfs",
-    "getegid",
-    "geteuid",
-    "getgid",
-    "getloadavg",
-    "getpgid",
-    "getpriority",
-    "getuid",
-    "killpg",
-    "major",
-    "makedev",
-    "minor",
-    "mkfifo",
-    "nice",
-    "pread",
-    "preadv",
-    "pwrite",
-    "pwritev",
-    "register_at_fork",
-    "sendfile",
-    "setpriority",
-    "statvfs",
-    "sync",
-    "sysconf",
-    "uname",
-    "writev",
-)
+    "O_CLOEXEC", "O_DIRECTORY", "O_NOCTTY", "O_NOFOLLOW", "O_NONBLOCK", "O_SYNC", "PRIO_PROCESS",
+    "chown", "fchmod", "fork", "fstatvfs", "getegid", "geteuid", "getgid", "getloadavg",
+    "getpgid", "getpriority", "getuid", "killpg", "major", "makedev", "minor", "mkfifo", "nice",
+    "pread", "preadv", "pwrite", "pwritev", "register_at_fork", "sendfile", "setpriority",
+    "statvfs", "sync", "sysconf", "uname", "writev",
+)  # fmt: skip
 MODULES_OF_POSIX = ("fcntl", "grp", "pwd", "resource", "termios")
 SIGNALS_OF_POSIX = (
-    "SIGALRM",
-    "SIGHUP",
-    "SIGKILL",
-    "SIGSTOP",
-    "SIGUSR1",
-    "SIGUSR2",
-    "alarm",
-    "pthread_sigmask",
-    "setitimer",
-    "sigwait",
-)
+    "SIGALRM", "SIGHUP", "SIGKILL", "SIGSTOP", "SIGUSR1", "SIGUSR2", "alarm", "pthread_sigmask",
+    "setitimer", "sigwait",
+)  # fmt: skip
 F_FULLFSYNC = 51
 READLINK = os.readlink
 asked: list[str] = []
@@ -103,11 +53,7 @@ recording = False
 
 
 def install(name: str) -> None:
-    """Masks this process; ckpt_core must not be imported yet.
-
-    Args:
-        name: ``portable`` or ``windows``.
-    """
+    """Masks this process as ``portable`` or ``windows``; ckpt_core must not be imported yet."""
     if name == "portable" and sys.platform != "linux":
         return  # it lacks them by itself
     if "ckpt_core" in sys.modules:
@@ -195,16 +141,12 @@ def _sync_as_macos() -> None:
     def masked(descriptor: Any, command: int, argument: Any = 0) -> Any:
         if command != F_FULLFSYNC:
             return real(descriptor, command, argument)
-        _note(f"F_FULLFSYNC {_path_of(descriptor)}")
+        _note("F_FULLFSYNC " + READLINK(f"/proc/self/fd/{descriptor}"))
         os.fsync(descriptor)
         return 0
 
     fcntl.F_FULLFSYNC = F_FULLFSYNC
     fcntl.fcntl = masked
-
-
-def _path_of(descriptor: int) -> str:
-    return READLINK(f"/proc/self/fd/{descriptor}")
 
 
 def _open_no_folders() -> None:

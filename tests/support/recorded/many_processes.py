@@ -6,20 +6,13 @@ answers, tables and states. Nothing is sent. Sizes without those of keys and of 
 
 import json
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from ckpt_core._processes.wire import Said
-from ckpt_core._run.tiers.judge import (
-    ChosenPartner,
-    LocalParts,
-    Seen,
-    all_partners,
-    inverted,
-    judge,
-)
+from ckpt_core._run.tiers import judge as judging
 from ckpt_core._run.tiers.peers import Table
 from ckpt_core._run.tiers.save import BLOCK, combine_offers
-from tests.support.counted_service import Keys
 
 HOST_PROCESSES = 4
 TOKEN = "0123456789abcdef" * 2
@@ -34,17 +27,16 @@ class Traffic:
     def __init__(self, processes: int) -> None:
         self._processes = processes
         self.to_zero = self.from_zero = self.of_one = self.at_once = self.rounds = 0
-        self.keys: Any = Keys()
-        self.table = Table(self.keys, "peers", "rows")
+        self.keys: dict[str, str] = {}
+        self.table = Table(SimpleNamespace(put=self.keys.__setitem__), "peers", "rows")
 
     def agree(self, values: Sequence[str], decide: Callable[[Table], str], call: str) -> None:
         """One agreement of what each process sends; each reads its row, where rows are published."""
         self.rounds += 1
-        before = {**self.keys.values}
+        before = {**self.keys}
         answer = decide(self.table)
         sent = sum(len(Said(call, value).dump()) for value in values)
-        values = self.keys.values.items()
-        rows = [text for name, text in values if before.get(name) != text]
+        rows = [text for name, text in self.keys.items() if before.get(name) != text]
         row = sum(map(len, rows)) // len(rows) if rows else 0
         each = len(Said(call, answer).dump()) + row
         self.to_zero += sent
@@ -58,35 +50,37 @@ def opening(processes: int, moved: bool) -> Traffic:
     traffic = Traffic(processes)
     machines = [f"{n // HOST_PROCESSES:010x}" for n in range(processes)]
     said = [json.dumps([one, one, "10.128.200.1", "host", "", DIGEST, ""]) for one in machines]
-    partners: list[ChosenPartner] = ["host"] * processes
+    partners: list[judging.ChosenPartner] = ["host"] * processes
 
     def introduce(table: Table) -> str:
-        table.publish([json.dumps(some) for some in inverted(all_partners(partners, machines))])
+        table.publish(
+            [
+                json.dumps(some)
+                for some in judging.inverted(judging.all_partners(partners, machines))
+            ]
+        )
         return json.dumps([DIGEST, "10.128.0.1", "", [], True])
 
     traffic.agree(said, introduce, OPENING)
 
-    def part(step: int, index: int) -> Seen:
+    def part(step: int, index: int) -> judging.Seen:
         at = (index + HOST_PROCESSES) % processes if moved else index
-        return Seen(step, TOKEN, (0, step), at, ((at, at),), not moved)
+        return judging.Seen(step, TOKEN, (0, step), at, ((at, at),), not moved)
 
-    seen = [LocalParts([part(step, n) for step in (7, 8)], True) for n in range(processes)]
+    seen = [judging.LocalParts([part(step, n) for step in (7, 8)], True) for n in range(processes)]
     texts = [one.dump() for one in seen]
 
     def look(table: Table) -> str:
-        everyone = [LocalParts.parse(text) for text in texts]
-        return judge(everyone, machines).dump(processes, table.publish)
+        everyone = [judging.LocalParts.parse(text) for text in texts]
+        return judging.judge(everyone, machines).dump(processes, table.publish)
 
     traffic.agree(texts, look, LOOKING)
     return traffic
 
 
 def saving(processes: int, state_bytes: int) -> tuple[Traffic, Traffic]:
-    """The first local save of a mesh (data, fsdp) of 64 columns, and one that follows.
-
-    Args:
-        processes: their number.
-        state_bytes: of each process's data pipeline.
+    """The first local save of a mesh (data, fsdp) of 64 columns, and one that follows; each process has a data pipeline of so
+    many bytes of state.
     """
     columns = min(64, processes)
 

@@ -45,7 +45,6 @@ def run(**more):
     return ckpt.Checkpointer(directory + "/run", options=options, max_to_keep=2, **more)
 def two(**more):
     return ckpt.Checkpointer(directory + "/two", local_directory=f"{directory}/local.{index}", options=tiers)
-told = {}
 def call(name, function):
     client.put.clear()
     found = function()
@@ -70,7 +69,6 @@ for kind in (run, two):
     call(name("restore_latest"), lambda: opened.restore_latest(state=state(0)))
     call(name("delete"), lambda: opened.delete(2))
     call(name("close again"), opened.close)
-report(told=told)
 """
 
 
@@ -80,10 +78,6 @@ DRAWN = re.compile(
 """Digests, of machines too, and numbers: ports, sizes of files whose content is drawn, and their sums."""
 
 
-def _alike(text: str) -> str:
-    return DRAWN.sub("DRAWN", steady(text))
-
-
 def messages() -> Iterator[str]:
     """What each of 2 and 8 processes puts at the service, and what 4,096 would; what two leave on disk."""
     with tempfile.TemporaryDirectory() as folder:
@@ -91,9 +85,12 @@ def messages() -> Iterator[str]:
         for count in (2, 8):
             (root / f"{count}").mkdir(parents=True)
             more = {"processes": count, "devices": 8 // count, "limit_secs": 240}
-            told = [one["told"] for one in reports(launch(CALLS, root / f"{count}", **more))]
+            told = reports(launch(CALLS, root / f"{count}", **more))
             for name in told[0]:
-                puts = [[[_alike(text) for text in put] for put in one[name]] for one in told]
+                puts = [
+                    [[DRAWN.sub("DRAWN", steady(text)) for text in put] for put in one[name]]
+                    for one in told
+                ]
                 sizes = [sum(len("".join(put[1:])) for put in one) for one in puts]
                 yield f"# {count} processes, {name}: messages {[len(one) for one in puts]}, bytes {sizes}"
                 for index, one in enumerate(puts if count == 2 else []):

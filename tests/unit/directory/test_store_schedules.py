@@ -24,11 +24,7 @@ class Died(BaseException):
 
 
 class Schedule:
-    """Lets one of several threads go on at a time, up to its next request, in a random order.
-
-    Args:
-        seed: of the order.
-    """
+    """Lets one of several threads go on at a time, up to its next request, in a random order."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)

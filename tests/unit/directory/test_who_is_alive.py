@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._directory import PosixBackend, locks, owner
+from ckpt_core._directory import PosixBackend, owner
 from tests.support.children import environment
 
 HOST, PID, START = owner.this_owner().split("-")
@@ -110,7 +110,7 @@ def test_a_save_of_another_host_outlives_a_wrong_clock(tmp_path, monkeypatch):
 
 HIDDEN = """
 import json, os, sys
-from ckpt_core._directory import PosixBackend, backend, locks, object_store, posix, syscalls
+from ckpt_core._directory import PosixBackend, backend, files, object_store, owner, posix
 writing, written = os.pipe()
 ending, end = os.pipe()
 writer = os.fork()
@@ -223,7 +223,7 @@ def test_steps_of_others_in_a_local_directory(
 ):
     """Nobody holds a lock on them, which says nothing: it may be another host's, and local to it."""
     if not locks_work:
-        monkeypatch.setattr(locks.LockFile, "lock", lambda file, kind: True)
+        monkeypatch.setattr(owner.LockFile, "lock", lambda file, kind: True)
     owned_by, old, goes = OTHERS[other]
     neighbour.owned_by(owned_by(sleeper.pid, dead_pid()))
     if old:
@@ -247,7 +247,7 @@ import json, os, select, sys, warnings
 warnings.simplefilter("ignore")
 import numpy as np
 import ckpt_core as ckpt
-from ckpt_core._directory import locks, owner
+from ckpt_core._directory import owner
 
 ending, end = os.pipe()
 workers = []
@@ -257,7 +257,7 @@ def fork():
     worker = os.fork()
     if worker == 0:
         os.close(end)
-        held = [file for file in locks.open_files]
+        held = [file for file in owner.open_files]
         os.write(tell, json.dumps([len(held), owner.this_owner().split("-")[1] == str(os.getpid())]).encode())
         select.select([ending], [], [], 100)
         os._exit(0)
@@ -279,15 +279,15 @@ for step in range(3):
     c.save(step, items={"model": {"w": np.full(3, float(step))}, "data": Pipeline()})
     c.wait_until_finished()
 c.restore(0, items={"model": {"w": np.zeros(3)}, "data": Pipeline()})
-with locks.reading(run + "/1/ckpt.json", b""):
+with owner.reading(run + "/1/ckpt.json", b""):
     said["while reading"] = fork()
-with locks.deleting(run + "/1/ckpt.json"):
+with owner.deleting(run + "/1/ckpt.json"):
     said["while deleting"] = fork()
 for step in (0, 1):
     c.delete(step)
 said["left"] = c.all_steps()
 c.close()
-said["claimed"] = locks.is_locked(run + "/.ckpt-owner")
+said["claimed"] = owner.is_locked(run + "/.ckpt-owner")
 alive = [os.waitpid(worker, os.WNOHANG)[0] == 0 for worker in workers]
 os.close(end)
 for worker in workers:

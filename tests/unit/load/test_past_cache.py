@@ -33,7 +33,6 @@ from tests.support import seams
 from tests.support.units import KIB, MIB
 
 pytestmark = pytest.mark.skipif(not DIRECT, reason="this system has no O_DIRECT or no RWF_NOWAIT")
-
 PAST = ckpt.Options(page_cache=False)
 THROUGH = ckpt.Options(page_cache=True)
 SAVED_BYTES = 72 * MIB
@@ -94,13 +93,9 @@ def largest(path: Path) -> Path:
 
 
 class Kernel:
-    """Says what is in the page cache, in place of the system, which anybody fills and empties; and notes each read.
-
-    Attributes:
-        has: whether the cache has a place of a file, beside what is read through it; nothing at first.
-        asked: how often a read asked it, as those of somebody else's files do.
-        past, through: the sizes of the reads past the cache, and of those through it.
-        read_on: files in which the system would read on from what is read through its cache.
+    """Says what is in the page cache, in place of the system, which anybody fills and empties: what was read through it, and
+    places of files that it ``has``, nothing at first. It notes the sizes of reads ``past`` the cache and ``through`` it, how often
+    a read ``asked``, as for files of others, and the files in which the system would read on from what is read through.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,7 @@ import pytest
 from tests.contract.processes.test_lost_hosts import COMMON
 from tests.support.launch import launch, reports
 
-MAKES = (
-    COMMON
-    + """
+MAKES = """
 from ckpt_core._run.tiers import save as saving
 by = P("data")
 
@@ -30,11 +28,8 @@ def copies():
 
 train(2, by)
 """
-)
 
-FULL = (
-    MAKES
-    + """
+FULL = """
 def full(*_):
     raise OSError(28, "No space left on device")
 
@@ -53,22 +48,18 @@ on(count - 1, lose)  # of whose part of step 4 process 0 has no copy
 told["back to it"] = restored(by)
 train(5, by)
 told["went on"] = restored(by), copies()
-report(**told)
 """
-)
 
 
 def test_a_step_with_copies_stays_until_another_has_them(tmp_path):
-    ended = launch(FULL, tmp_path / "run", devices=1)
+    ended = launch(COMMON + MAKES + FULL, tmp_path / "run", devices=1)
     for told in reports(ended):
         assert told["kept"] == [2, 4] and told["back to it"] == [2, "local"]
         assert told["went on"] == [[5, "local"], told["went on"][1]] and 5 in told["went on"][1]
     assert "No space left on device" in ended[0].text
 
 
-KILLED = (
-    MAKES
-    + """
+KILLED = """
 leaving = [0]
 checkpointer = start(by)
 resume(checkpointer, by)
@@ -94,11 +85,8 @@ if index == 0:
 meet("copied")
 report(copies=copies())
 """
-)
 
-AGAIN = (
-    COMMON
-    + """
+AGAIN = """
 by = P("data")
 told["left"] = len(list(own.rglob(".ckpt-tmp.*")))
 on(0, destroy_persistent)
@@ -107,17 +95,15 @@ told["restored"] = restored(by)
 train(4, by)
 told["then"] = restored(by)
 told["leftovers"] = len(list(own.rglob(".ckpt-tmp.*")))
-report(**told)
 """
-)
 
 
 @pytest.mark.faults
 def test_one_is_killed_while_it_copies(tmp_path):
     """Then the step is whole in the own parts, and a lost host can have it from the other copy."""
-    ended = launch(KILLED, tmp_path / "run", devices=1)
+    ended = launch(COMMON + MAKES + KILLED, tmp_path / "run", devices=1)
     assert ended[1].status == -signal.SIGKILL
-    for index, told in enumerate(reports(launch(AGAIN, tmp_path / "run", devices=1))):
+    for index, told in enumerate(reports(launch(COMMON + AGAIN, tmp_path / "run", devices=1))):
         assert told["left"] == index  # half a copy, under a hidden name
         assert told["restored"] == [3, "local"]  # process 0 has the copy of the part that was lost
         assert told["then"] == [4, "local"]

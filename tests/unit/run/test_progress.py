@@ -59,6 +59,6 @@ def test_the_bar_pulses_while_nothing_is_written():
     totals: list[float | None] = []
     for done in (0, 0, 50):
         bar(event("progress", bytes=done, total_bytes=100, secs=1.0))
-        totals += [task.total for task in bar._bars.tasks]  # pyright: ignore[reportPrivateUsage]
+        totals += [task.total for task in bar._bars.tasks]
     bar(event("committed", bytes=100))
     assert totals == [None, None, 100]

@@ -149,7 +149,7 @@ def little(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_more_stays_there_than_a_limit(tmp_path, monkeypatch, place):
     """What is above it goes through the same memory some at a time: each array is let go before the next is sent."""
     groups: list[tuple[int, bool]] = []
-    grouped = transfer._groups  # pyright: ignore[reportPrivateUsage]
+    grouped = transfer._groups
 
     def counted(arrays: Any, names: Any) -> Any:
         for group, stays in grouped(arrays, names):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._directory import ObjectStoreBackend, PosixBackend, hidden_names, syscalls
+from ckpt_core._directory import ObjectStoreBackend, PosixBackend, files, hidden_names
 from ckpt_core._errors import VISIBLE, is_visible
 from ckpt_core._format.packed import pack
 from ckpt_core._run.lease import Lease
@@ -56,7 +56,7 @@ class Operations:
 
         patch.setattr(os, "fsync", self._watched(os.fsync, synced))
         patch.setattr(os, "rename", self._watched(os.rename, lambda old, new: f"rename {new}"))
-        swap = self._watched(syscalls.exchange, lambda one, other: f"exchange {other}")
+        swap = self._watched(files.exchange, lambda one, other: f"exchange {other}")
         patch.setattr(
             "ckpt_core._directory.posix.exchange", swap if exchange else lambda one, other: False
         )

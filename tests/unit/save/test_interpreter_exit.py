@@ -48,30 +48,15 @@ def state(step):
 
 
 class Child:
-    """A program that runs; signals are sent when it says, by a file, that it is there.
-
-    Args:
-        new: an interpreter of its own, that has imported nothing, in place of a fork of one that has jax.
+    """A program that runs; signals are sent when it says, by a file, that it is there. A ``new`` one has an interpreter of its own,
+    that has imported nothing, in place of a fork of one that has jax.
     """
 
     def __init__(self, code: str, path: Path, *, new: bool = False) -> None:
         self.path = path
         self.output, self.errors = (path.with_name(name) for name in ("output", "errors"))
-        program = PRELUDE + code
-        if new:
-            for file in (self.output, self.errors):
-                file.write_bytes(b"")
-            self.process: forked.Forked | forked.Spawned = forked.Spawned(
-                program, (str(path),), self.output, self.errors, environment(), Path.cwd()
-            )
-        else:
-            self.process = forked.start(
-                program,
-                str(path),
-                output=self.output,
-                errors=self.errors,
-                environment=environment(),
-            )
+        files = {"output": self.output, "errors": self.errors, "environment": environment()}
+        self.process = forked.start(PRELUDE + code, str(path), **files, fresh=new)
 
     def wait_for(self, suffix: str) -> None:
         until = time.monotonic() + LONG_SECS

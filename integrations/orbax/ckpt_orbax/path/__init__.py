@@ -1,7 +1,5 @@
 """Paths and step names."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -2,13 +2,19 @@
 
 import typing as _typing
 
-from ckpt_orbax import multihost as multihost, options as options, path as path
+from ckpt_orbax import (
+    _checkpointables,
+    _errors,
+    _leaves,
+    multihost as multihost,
+    options as options,
+    path as path,
+)
 from ckpt_orbax._checkpointables import (
     CheckpointableHandler as CheckpointableHandler,
     StatefulCheckpointable as StatefulCheckpointable,
 )
 from ckpt_orbax._leaves import PLACEHOLDER as PLACEHOLDER
-from ckpt_orbax._modules import arrays as arrays, errors as errors, handlers as handlers
 from ckpt_orbax.future import AsyncResponse as AsyncResponse
 from ckpt_orbax.metadata import (
     CheckpointMetadata as CheckpointMetadata,
@@ -34,5 +40,6 @@ from ckpt_orbax.v1._single import (
     save_pytree_async as save_pytree_async,
 )
 
+arrays, errors, handlers = _leaves, _errors, _checkpointables
 PyTreeMetadata = Checkpointable = AbstractCheckpointable = _typing.Any
 """A saved tree with a description at each leaf; an object that is saved; a target for one."""

@@ -1,4 +1,4 @@
-"""Single checkpoints: ``save``, ``load``, ``metadata`` and their forms."""
+"""Single checkpoints: ``save``, ``load``, ``metadata`` and their forms; and each checkpointable as an item of one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import warnings
 from collections.abc import Callable
 from typing import Any, TypedDict, TypeVar, Unpack, cast
 
+import jax
+
 import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo, ItemInfo
 from ckpt_core.arguments import an
-from ckpt_orbax import _errors as errors, _targets
+from ckpt_orbax import _checkpointables as handlers, _errors as errors, _targets
+from ckpt_orbax._handler_files import NOTE, frameworks_of, run, saved_by, with_directory, written
+from ckpt_orbax._leaves import is_empty, is_leaf
 from ckpt_orbax._paths import as_path, as_text
 from ckpt_orbax.future import AsyncResponse, in_thread
 from ckpt_orbax.metadata import (
@@ -21,8 +25,7 @@ from ckpt_orbax.metadata import (
     times_of,
     tree_of,
 )
-from ckpt_orbax.v1 import _items
-from ckpt_orbax.v1._context import Context, engine_options, get_context, refuse_unsupported
+from ckpt_orbax.v1._context import Context, engine_options, get_context, refuse_unsupported, stored
 
 STATE = "state"
 """Name of a pytree that was saved without one."""
@@ -30,6 +33,11 @@ AUTO = "AUTO"
 """Name that stands for the only or most likely pytree."""
 _FIRST = (STATE, "pytree", "default")
 _RESERVED = frozenset({AUTO, "metrics", "_CHECKPOINT_DELETION"})
+_STATEFUL = (
+    "orbax.checkpoint.experimental.v1._src.handlers.stateful_checkpointable_handler."
+    "StatefulCheckpointableHandler"
+)
+"""The type name under which Orbax records what saved itself."""
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
@@ -104,7 +112,7 @@ def save_async(
     path: Any, state: Any, *, checkpointable_name: str = STATE, **more: Unpack[Saving]
 ) -> AsyncResponse[None]:
     """As ``save``, in the background; blocks only until the arrays are copied."""
-    _items.check_state(state)
+    check_state(state)
     return save_checkpointables_async(path, {checkpointable_name: state}, **more)
 
 
@@ -124,7 +132,7 @@ def save_checkpointables_async(
 ) -> AsyncResponse[None]:
     """As ``save_checkpointables``, in the background."""
     context = context_of_save(checkpointables)
-    items, options = _items.items_of(checkpointables, context), engine_options(context)
+    items, options = items_of(checkpointables, context), engine_options(context)
     try:
         pending = ckpt.save_async(
             as_text(path),
@@ -206,9 +214,9 @@ def load_checkpointables(path: Any, abstract_checkpointables: Any = None) -> dic
         if info.items[name].form == "tree":
             loaded[name] = _load_tree(info, name, target, context, options)
         elif info.items[name].form == "process":
-            live[name] = _items.needed(name, target)
+            live[name] = _needed(name, target)
         else:
-            loaded[name] = _items.load_item(info, name, target, context, options)
+            loaded[name] = _load_item(info, name, target, context, options)
     if live:  # last, when nothing can fail any more but these
         ckpt.restore(info.path, items=live, options=options)
     return {name: live.get(name, loaded.get(name)) for name in targets}
@@ -271,7 +279,7 @@ def checkpointables_metadata(path: Any) -> CheckpointMetadata[dict[str, Any]]:
     """As ``metadata``, for each checkpointable; None for those without a description."""
 
     def describe(info: CheckpointInfo, context: Context) -> dict[str, Any]:
-        return {name: _items.describe_item(info, name, context) for name in info.items}
+        return {name: _describe_item(info, name, context) for name in info.items}
 
     return _metadata(path, describe)
 
@@ -312,6 +320,129 @@ def _metadata(
         **times_of(info),
         custom_metadata=custom_metadata_of(info),
     )
+
+
+def items_of(checkpointables: dict[str, Any], context: Context) -> dict[str, Any]:
+    """What ckpt saves for each checkpointable."""
+    return {name: _item(name, value, context) for name, value in checkpointables.items()}
+
+
+def _item(name: str, value: Any, context: Context) -> Any:
+    if isinstance(value, (ckpt.Files, ckpt.Json, ckpt.SavedFiles)):
+        return value
+    handler = handlers.handler_for_save(context.checkpointables.registry, name, value)
+    if frameworks_of(type(value)) and isinstance(value, handlers.StatefulCheckpointable):
+        return value  # a data pipeline: the engine knows what it has to keep
+    if isinstance(handler, handlers.PyTreeHandler):
+        if is_empty(value):
+            raise ValueError(f"{name}: Found empty item: there is nothing to save")
+        return stored(value, context)
+    if isinstance(handler, handlers.JsonHandler):
+        return ckpt.Json(value)
+    return _written_by(handler, value)
+
+
+def check_state(state: Any) -> None:
+    """Raises ValueError if the tree has a leaf that Orbax does not save."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
+        if not is_leaf(leaf):
+            place = jax.tree_util.keystr(path) or "the state"
+            raise ValueError(
+                f"{place}: Unsupported leaf type for saving: `{type(leaf)}`. Supported are jax and numpy "
+                "arrays, numbers and text; ckpt_core.save takes more"
+            )
+
+
+class Directory:
+    """An existing directory, as a handler's ``save`` gets it."""
+
+    def __init__(self, path: Any) -> None:
+        self.path = path
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.name
+
+    def __truediv__(self, other: Any) -> Directory:
+        return Directory(self.path / other)
+
+    async def await_creation(self) -> Any:
+        """The directory, which exists."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        return self.path
+
+
+def _written_by(handler: Any, value: Any) -> ckpt.Files:
+    """The files that a handler writes."""
+
+    async def save(directory: Any) -> None:
+        background = await handler.save(Directory(as_path(directory)), value)
+        if background is not None:
+            await background
+
+    files = written(type(handler), functools.partial(run, save))
+    if isinstance(handler, handlers.StatefulCheckpointableHandler):
+        files.orbax_handler = _STATEFUL
+    return files
+
+
+def _needed(name: str, target: Any) -> Any:
+    """``target``, an object to set; raises ValueError if there is none."""
+    if target is None:
+        raise ValueError(
+            f"{name}: To restore a `StatefulCheckpointable`, you must pass an instance of the object. "
+            f"Pass {{{name!r}: the_object}}"
+        )
+    return target
+
+
+def _load_item(
+    info: CheckpointInfo, name: str, target: Any, context: Context, options: ckpt.Options
+) -> Any:
+    """A checkpointable that is no pytree."""
+    loaded = ckpt.load(info.path, item=name, options=options)
+    if info.items[name].form != "files":
+        return loaded
+    if target is None and info.format_version is not None and NOTE not in loaded.names():
+        return loaded  # saved as ckpt.Files, not by a handler
+    wrote = saved_by(info, name, loaded)
+    handler = _handler(name, target, context, wrote)
+    if handler is None:
+        of = f" of {wrote}" if wrote else ""
+        into = "" if target is None else f" into a {type(target).__name__}"
+        raise errors.NoEntryError(
+            f"{name}: no handler is registered that loads these {len(loaded)} files{of}{into}: register one with "
+            "ocp.handlers.register_handler; ckpt_core.load gives the files themselves"
+        )
+    if isinstance(handler, handlers.StatefulCheckpointableHandler):
+        _needed(name, target)
+
+    async def load(directory: Any) -> Any:
+        return await (await handler.load(directory, target))
+
+    return with_directory(loaded, functools.partial(run, load))
+
+
+def _handler(name: str, target: Any, context: Context, wrote: str | None) -> Any:
+    """The handler that loads an item of files into a target, given who wrote it; None without one."""
+    if isinstance(target, handlers.StatefulCheckpointable):
+        return handlers.StatefulCheckpointableHandler()
+    handler = handlers.handler_for_load(context.checkpointables.registry, name, target, wrote)
+    return None if isinstance(handler, handlers.FORMS) else handler
+
+
+def _describe_item(info: CheckpointInfo, name: str, context: Context) -> Any:
+    """The tree of an item with a description at each leaf, or what its handler says of it; None without one."""
+    if info.items[name].form == "tree":
+        return tree_of(info.items[name])
+    if info.items[name].form != "files":
+        return None
+    files = ckpt.load(info.path, item=name)
+    handler = _handler(name, None, context, saved_by(info, name, files))
+    if handler is None:
+        return None
+    return with_directory(files, functools.partial(run, handler.metadata))
 
 
 save_pytree, save_pytree_async = deprecated(save), deprecated(save_async)

@@ -8,20 +8,19 @@ from collections.abc import Generator, Sequence
 from typing import Any, Unpack
 
 import ckpt_core as ckpt
-from ckpt_orbax._modules import (
-    errors as errors,
-    preservation_policies as preservation_policies,
-    save_decision_policies as save_decision_policies,
-)
+from ckpt_orbax import _errors, checkpoint_managers
 from ckpt_orbax._paths import as_path
 from ckpt_orbax._refused import not_offered, refuse_logger
 from ckpt_orbax._run import Run
 from ckpt_orbax.checkpoint_managers import CheckpointMetadata as CheckpointMetadata
 from ckpt_orbax.future import AsyncResponse
 from ckpt_orbax.path.step import NameFormat
-from ckpt_orbax.v1 import _items, _single
+from ckpt_orbax.v1 import _single
 from ckpt_orbax.v1._context import Context, engine_options, get_context
 from ckpt_orbax.v1._single import STATE
+
+errors = _errors
+preservation_policies = save_decision_policies = checkpoint_managers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -193,7 +192,7 @@ class Checkpointer:
         self, step: int, state: Any, *, checkpointable_name: str = STATE, **more: Unpack[Saving]
     ) -> AsyncResponse[bool] | None:
         """As ``save``, in the background; None if the policy does not want the step."""
-        _items.check_state(state)
+        _single.check_state(state)
         return self.save_checkpointables_async(step, {checkpointable_name: state}, **more)
 
     def save_checkpointables(
@@ -222,7 +221,7 @@ class Checkpointer:
         wants = self._run.engine.should_save if overwrite else self.should_save
         if not force and not wants(step):
             return None
-        items = _items.items_of(checkpointables, context)
+        items = _single.items_of(checkpointables, context)
         try:
             begun = self._run.save(step, items, metrics, custom_metadata, overwrite=overwrite)
         except ckpt.CheckpointExists as error:

@@ -11,16 +11,8 @@ from typing import Any
 import crc32c
 import tensorstore as ts
 
-from tests.contract.faults.crafted.by_hand import (
-    GIB,
-    ONE_ARRAY,
-    Case,
-    grid,
-    missing,
-    node,
-    varint,
-    zstd_zeros,
-)
+from tests.contract.faults.crafted import by_hand
+from tests.contract.faults.crafted.by_hand import GIB, Case, missing, node, varint, zstd_zeros
 from tests.contract.faults.crafted.signed import read_record, sign, write_record
 
 
@@ -46,7 +38,7 @@ def _terabyte_chunk(base: str, says: str) -> Case:
         item = record["items"]["state"]
         item["leaf_types"][item["leaves"][-1]][2:4] = [shape, shape]
         write_record(path, record)
-        metadata = {"shape": shape, "chunk_grid": grid(*shape)}
+        metadata = {"shape": shape, "chunk_grid": by_hand.grid(*shape)}
         rewrite = lambda data: json.dumps(json.loads(data) | metadata).encode()  # noqa: E731
         _rewritten("", base, rewrite, key="large/zarr.json").make(path)
 
@@ -64,7 +56,7 @@ def _root(
         (item / "manifest.ocdbt").unlink()
         if not record:
             (path / "ckpt.json").unlink()
-            (item / "_METADATA").write_bytes(ONE_ARRAY)
+            (item / "_METADATA").write_bytes(by_hand.ONE_ARRAY)
             (path / "_CHECKPOINT_METADATA").write_text("{}")
         put_root(item, node(), **lies)
         if record:

@@ -297,7 +297,7 @@ ORBAX_CASES = [
     ),
     _orbax("names-up-slash", keys=["../../outside/array"], ocdbt=False, says="Invalid file path"),
     _orbax("names-absolute", keys=["/etc"], ocdbt=False, says="Invalid file path"),
-    _orbax("names-nul", keys=["a\0b"], ocdbt=False, says="embedded null byte"),
+    _orbax("names-nul", keys=["a\0b"], ocdbt=False, says="is no regular file"),
     _orbax("names-long", keys=["x" * 100_000], ocdbt=False, says="File name too long"),
     _orbax("names-up-database", keys=["../../outside/array"], says="manifest.ocdbt is missing"),
     _orbax("strings-deep", extra={"state/_strings.json": nested(200_000)}, may_load=True),

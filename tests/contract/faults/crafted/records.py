@@ -347,7 +347,6 @@ RECORD_CASES = [
     _process("huge-array", _of_leaf(b'["numpy", "uint8", [1099511627776], "", ""]')),
     _process("huge-count", _of_leaf(b"1"), PROCESSES, count=10**15),
 ]
-
 _NAMES = ("ckpt.json", "state/manifest.ocdbt", "_CHECKPOINT_METADATA", "state/_METADATA")
 FILE_CASES = [
     *(_instead(name, "pipe", os.mkfifo) for name in _NAMES),  # to open one blocks for ever

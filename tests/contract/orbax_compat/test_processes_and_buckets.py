@@ -1,9 +1,11 @@
-"""The installed Orbax on gs://: it reads our steps, we read its, and both agree about which are there."""
+"""Between ckpt and Orbax, in both directions: checkpoints that two processes wrote; and steps on gs://."""
 
 import contextlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
@@ -11,16 +13,92 @@ import pytest
 from orbax.checkpoint import v1 as ocp_v1
 
 import ckpt_core as ckpt
+from tests.support import orbax_routes as routes
+from tests.support.launch import launch, reports
 from tests.support.orbax_buckets import OrbaxBucket, make_bucket  # noqa: F401 (fixture)
-from tests.support.orbax_routes import (
-    ROUTES,
-    abstract,
-    as_orbax_gives,
-    assert_same,
-    check_route,
-    named,
-    sharded_tree,
-)
+from tests.support.trees import abstract, assert_same
+
+STATE = """
+import logging
+logging.getLogger("absl").setLevel(logging.ERROR)
+import orbax.checkpoint as ocp
+mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b"))
+specs = {"rows": P("a"), "blocks": P("a", "b"), "all": P(), "crossed": P("b", "a")}
+values = {name: np.arange(96, dtype=np.float32).reshape(8, 12) + n for n, name in enumerate(specs)}
+state = {"params": {name: put(values[name], specs[name], mesh) for name in specs}}
+def target(turned):
+    names = list(specs)
+    return {"params": {
+        name: jax.ShapeDtypeStruct(
+            (8, 12), np.float32, sharding=NamedSharding(mesh, specs[names[n - turned]])
+        )
+        for n, name in enumerate(names)
+    }}
+def same(tree):
+    return all(
+        (np.asarray(shard.data) == values[name][shard.index]).all()
+        for name, leaf in tree["params"].items() for shard in leaf.addressable_shards
+    ) and tree["params"].keys() == specs.keys()
+"""
+
+OURS_TO_ORBAX = """
+ckpt.save(f"{directory}/one", state, options=options)
+with ocp.StandardCheckpointer() as orbax:
+    same_sharding = same(orbax.restore(f"{directory}/one/state", target(0)))
+    other_sharding = same(orbax.restore(f"{directory}/one/state", target(1)))
+with ckpt.Checkpointer(f"{directory}/steps", options=options) as checkpointer:
+    checkpointer.save(3, default=state)
+with ocp.CheckpointManager(f"{directory}/steps") as manager:
+    step = manager.latest_step()
+    from_manager = same(manager.restore(3, args=ocp.args.StandardRestore(target(1))))
+report(same=same_sharding, other=other_sharding, step=step, manager=from_manager)
+"""
+
+ORBAX_TO_OURS = """
+with ocp.StandardCheckpointer() as orbax:
+    orbax.save(f"{directory}/one", state)
+loaded = [same(ckpt.load(f"{directory}/one", target(turned), options=options)) for turned in (0, 1)]
+with ocp.CheckpointManager(f"{directory}/steps") as manager:
+    manager.save(3, args=ocp.args.StandardSave(state))
+    manager.wait_until_finished()
+checkpointer = ckpt.Checkpointer(f"{directory}/steps", read_only=True, options=options)
+restored = checkpointer.restore_latest(default=target(1))
+report(loaded=loaded, step=restored.step, restored=same(restored["default"]))
+"""
+
+
+def expected(number: int) -> np.ndarray:
+    return np.arange(96, dtype=np.float32).reshape(8, 12) + number
+
+
+def test_orbax_reads_what_two_processes_wrote(tmp_path):
+    found = reports(launch(STATE + OURS_TO_ORBAX, tmp_path / "run"))
+    assert found == [{"same": True, "other": True, "step": 3, "manager": True}] * 2
+    # and in one process, on its own devices
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[3])
+    one = jax.ShapeDtypeStruct((8, 12), np.float32, sharding=here)
+    names = ("rows", "blocks", "all", "crossed")
+    with ocp.StandardCheckpointer() as orbax:
+        target = {"params": dict.fromkeys(names, one)}
+        loaded = orbax.restore(tmp_path / "run/one/state", target)
+    for number, name in enumerate(names):
+        assert (np.asarray(loaded["params"][name]) == expected(number)).all()
+
+
+@pytest.mark.parametrize("path", ["one", "steps/3"])
+def test_we_read_what_two_processes_of_orbax_wrote(two_of_orbax, path):
+    loaded = ckpt.load(two_of_orbax / path, as_numpy=True)
+    for number, name in enumerate(("rows", "blocks", "all", "crossed")):
+        assert (loaded["params"][name] == expected(number)).all()
+
+
+@pytest.fixture(scope="module")
+def two_of_orbax(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Saved by two processes of Orbax, which ckpt has loaded there."""
+    directory = tmp_path_factory.mktemp("orbax") / "run"
+    found = reports(launch(STATE + ORBAX_TO_OURS, directory))
+    assert found == [{"loaded": [True, True], "step": 3, "restored": True}] * 2
+    return directory
 
 
 def tree(n: int) -> dict[str, Any]:
@@ -63,16 +141,16 @@ def write_with_orbax(bucket: OrbaxBucket, *steps: int, **settings: Any) -> None:
             manager.save(step, args=args)
 
 
-@pytest.mark.parametrize("route", named(ROUTES))
+@pytest.mark.parametrize("route", routes.named(routes.ROUTES))
 def test_orbax_restores_ours(bucket, route):
-    want = sharded_tree()
+    want = routes.sharded_tree()
     with ckpt.Checkpointer(bucket.root) as checkpointer:
         checkpointer.save(5, want)
-    check_route(route, bucket.seen, 5, "state", want)
+    routes.check_route(route, bucket.seen, 5, "state", want)
 
 
 def test_we_load_what_orbax_wrote(bucket):
-    want = sharded_tree()
+    want = routes.sharded_tree()
     with ocp.CheckpointManager(bucket.seen) as manager:
         manager.save(3, args=ocp.args.Composite(state=ocp.args.StandardSave(want)))
         manager.wait_until_finished()
@@ -82,7 +160,7 @@ def test_we_load_what_orbax_wrote(bucket):
         restored = checkpointer.restore_latest(abstract(want))
         assert restored is not None and restored.step == 4
         assert_same(restored["state"], want, sharding=True)
-        assert_same(checkpointer.load(3), as_orbax_gives(want))
+        assert_same(checkpointer.load(3), routes.as_orbax_gives(want))
     with ocp.StandardCheckpointer() as standard:
         standard.save(bucket.seen / "alone", want)
         standard.wait_until_finished()
