@@ -20,6 +20,7 @@ from ckpt_core._processes import coordination
 from ckpt_core._read.extents import ExtentReader, StoredChunks, StoredTensors
 from ckpt_core._read.orbax import OrbaxReader
 from ckpt_core._read.wants import HeldReader, Job, Parts, Reads, Share, Want, buffers
+from ckpt_core._saved import (
     Checkpoint,
     DerivedItem,
     ExtentItem,
