@@ -83,6 +83,7 @@ _HOMES = {
     "_save": "save save_async",
     "_save.pieces": "writer",
     "_verify": "inspect verify",
+}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 _MODULES = {
