@@ -316,6 +316,7 @@ def test_other_values_than_arrays_and_later_changes_of_the_caller(place):
     assert follower.load() == {"host": pytest.approx(host), "n": 3, "x": 1.5, "z": None}
 
 
+@pytest.mark.filterwarnings("ignore:Sharding info not provided")
 def test_orbax_reads_the_anchors(place):
     ocp = pytest.importorskip("orbax.checkpoint").v1
     with ckpt.Publisher(place, anchor_every=2) as publisher:
