@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from ckpt_core._format.untrusted import parse_json
 from ckpt_core._options import MIB
 
 CHAIN_FILE = ".ckpt-published"
-"""Name of the file in the directory: the name of its writer, and the rows of the versions, as JSON."""
+"""Name of the file in the directory: the CRC-32 of the next line, and that line, the chain as JSON."""
 MOST_BYTES = 64 * MIB
 DELTA = ".ckpt-delta-"
 _MOST_ANCHORS = 64
@@ -80,17 +81,19 @@ class Chain:
 
     def dump(self) -> bytes:
         """The content of the file."""
-        return json.dumps([self.writer, self.versions], separators=(",", ":")).encode()
+        line = json.dumps([self.writer, self.versions], separators=(",", ":")).encode()
+        return b"%08x\n%s" % (zlib.crc32(line), line)
 
 
 def parse_chain(data: bytes | None, directory: str) -> Chain | None:
-    """The content of the file in ``directory``; None if there is none, CheckpointCorrupt if it is damaged. Tokens and checksums
-    verify what it names.
-    """
+    """The content of the file in ``directory``; None if there is none, CheckpointCorrupt if it is damaged."""
     if not data:
         return None
+    crc, _, line = data.partition(b"\n")
     try:
-        writer, rows = parse_json(data, CHAIN_FILE)
+        if int(crc, 16) != zlib.crc32(line):
+            raise ValueError("its checksum differs")
+        writer, rows = parse_json(line, CHAIN_FILE)
         versions = tuple(
             Version(int(number), token, anchor, parts and tuple((int(a), int(b)) for a, b in parts))
             for number, token, anchor, parts in rows
