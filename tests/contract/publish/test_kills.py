@@ -83,7 +83,8 @@ def damage(place: str, chance: random.Random) -> None:
     bit = chance.randrange(len(data))
     data = data[:bit] + bytes([data[bit] ^ 4]) + data[bit + 1 :]
     if "://" in place:
-        keys.put(name, data) if chance.random() < 0.7 else keys.delete([name])
+        lost = "published" not in name and chance.random() < 0.3
+        keys.delete([name]) if lost else keys.put(name, data)
     elif ".ckpt-published" not in name and chance.random() < 0.3:
         Path(name).unlink(missing_ok=True)
     else:
