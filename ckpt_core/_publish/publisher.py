@@ -63,7 +63,7 @@ class Snapshot:
         changes, data = list[Change](), list[bytes]()
         for place, piece in self.pieces.items():
             if found := difference(before.pieces[place], piece):
-                changes.append(Change(*place, len(found), crc32c.crc32c(piece)))
+                changes.append(Change(*place, len(found), crc32c.crc32c(piece.data)))
                 data.append(found)
         return pack(changes, data)
 

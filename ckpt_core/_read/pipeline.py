@@ -110,7 +110,7 @@ def _reader(
         parts = (part for want in wants for _, row in item.recipes[want.leaf].rows for part in row)
         stored = [Want(leaf, []) for leaf in sorted({part.leaf for part in parts})]
         reader = _reader(checkpoint, item.base, stored, options, context, past_cache, stack)
-        assert not isinstance(reader, DerivedReader)
+        assert not isinstance(reader, DerivedReader | HeldReader)
         return DerivedReader(reader, item)
     if isinstance(item, OrbaxItem):
         return OrbaxReader(checkpoint, item)
