@@ -17,7 +17,12 @@ import numpy as np
 
 from ckpt_core._adapters import adapter_for
 from ckpt_core._background import run_each
-from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound, UnsupportedLeaf
+from ckpt_core._errors import (
+    CheckpointCorrupt,
+    CheckpointNotFound,
+    StructureMismatch,
+    UnsupportedLeaf,
+)
 from ckpt_core._layout.regions import region_slices, whole
 from ckpt_core._load import (
     NOT_PASSED,
@@ -28,9 +33,10 @@ from ckpt_core._load import (
 )
 from ckpt_core._operation import logger
 from ckpt_core._options import Options
+from ckpt_core._processes import Round
 from ckpt_core._publish.chain import MOST_BYTES, Chain, Version, parse_chain, route
 from ckpt_core._publish.delta import Change, apply, cells, unpack
-from ckpt_core._publish.side import PARTIAL, Side
+from ckpt_core._publish.side import PUBLISHED, Side
 from ckpt_core._read import Want, read_leaves
 from ckpt_core._saved import Checkpoint, HeldItem, NativeCheckpoint, NativeItem, open_in
 from ckpt_core._storage import new_context
@@ -83,7 +89,8 @@ def hold(opened: NativeCheckpoint, options: Options) -> Held:
                     said[name, at] = opened.texts(item)(at)
                 else:
                     wants.append(Want(at, [whole(spec.stored_shape)]))
-            for want, parts in read_leaves(opened, item, wants, options, new_context()):
+            found = read_leaves(opened, item, wants, options, new_context()) if wants else ()
+            for want, parts in found:
                 (arrays[want.leaf],) = parts.values()
             known = {one.name: getattr(item, one.name) for one in fields(NativeItem)}
             items[name] = HeldItem(**known, arrays=arrays)
@@ -160,6 +167,10 @@ class Follower(Side):
     def _update(self, targets: dict[str, Any], wait_secs: float) -> int | None:
         together = self._round("follow", wait_secs)
         text = together.first(functools.partial(self._wait, targets, wait_secs))
+        with self._turn:  # a load in another thread does not wait for a newer version
+            return self._advance_and_set(targets, together, text)
+
+    def _advance_and_set(self, targets: dict[str, Any], together: Round, text: str) -> int | None:
         chain = parse_chain(text.encode(), self.directory) or Chain()
         together.all(functools.partial(self._advance, chain))
         mine = self._version.token, self._is_set(targets)
@@ -167,9 +178,14 @@ class Follower(Side):
         if self._held is None or not token or done:
             return None
         if targets:
-            missing = "keep" if PARTIAL in (self._held.metadata or ()) else "error"
+            is_part = (self._held.metadata or {}).get(PUBLISHED) == "part"
+            missing = "keep" if is_part else "error"
             request = make_request(cast=True, missing=missing, options=self._options)
-            restored = restore_checkpoint(self._opened, targets, request)
+            try:
+                restored = restore_checkpoint(self._opened, targets, request)
+            except StructureMismatch as error:
+                error.add_note("ckpt: update has no missing= and unexpected=: publish with only=")
+                raise
             for name, target in targets.items():
                 _fill(target, restored[name])
         self._given = token, [*targets.values()]
@@ -188,7 +204,8 @@ class Follower(Side):
         if self._held is None:
             self._update({}, 0.0)
         request = make_request(cast=like is not None, options=self._options, like=like)
-        return load_checkpoint(self._opened, like, None, request)
+        with self._turn:
+            return load_checkpoint(self._opened, like, None, request)
 
     def _opened(self) -> Held:
         if self._held is None:

@@ -26,9 +26,9 @@ from ckpt_core._options import Options
 from ckpt_core._processes import NotTogether, Round
 from ckpt_core._publish.chain import CHAIN_FILE, DELTA, Chain, Version, file_of
 from ckpt_core._publish.delta import Change, cells, difference, pack
-from ckpt_core._publish.side import PARTIAL, Side
+from ckpt_core._publish.side import PUBLISHED, Side
 from ckpt_core._save import NOTHING, RecordFields, Save, collect_items, make_job, take_snapshot
-from ckpt_core._saved import refuse_file_for_steps
+from ckpt_core._saved import open_in, refuse_file_for_steps
 from ckpt_core._tree import FlatTree, Path
 from ckpt_core._tree.leaves import describe, dtype_from_name
 from ckpt_core._tree.patterns import idle_patterns, read_again
@@ -66,6 +66,14 @@ class Snapshot:
                 changes.append(Change(*place, len(found), crc32c.crc32c(piece.data)))
                 data.append(found)
         return pack(changes, data)
+
+
+@dataclass(frozen=True)
+class AnchorGuard:
+    """What ``SaveJob.guard`` asks."""
+
+    claim: Callable[[], None]
+    check: Callable[[], None]
 
 
 class Publisher(Side):
@@ -119,6 +127,7 @@ class Publisher(Side):
         """On process 0: takes the directory over, and finds what an earlier Publisher left."""
         if self._local:
             refuse_file_for_steps(self.directory)
+        self._backend.clean(self.directory)
         look, known = self._backend.look(self.directory), Chain()
         anchors = {name for name in look.children if look.is_checkpoint(name)}
         try:
@@ -135,8 +144,16 @@ class Publisher(Side):
         left = {name for name in look.hidden if name.startswith(DELTA)}
         newest = known.versions[-1].number if known.versions else None
         if newest is not None:  # else it is not known which anchors were published
-            every = {name for name in anchors if name.isdigit()}
-            left |= {name for name in every if self._most is not None or int(name) > newest}
+            every = {name for name in anchors - known.names() if name.isdigit()}
+            gone = {name for name in every if self._most is not None or int(name) > newest}
+            if foreign := sorted(
+                name for name in gone if not self._is_published(f"{self.directory}/{name}")
+            ):
+                raise CheckpointExists(
+                    f"{self.directory} holds checkpoints that no Publisher wrote ({', '.join(foreign[:5])}): publish into a "
+                    "directory of its own"
+                )
+            left |= gone
         self._delete(left - known.names())
 
     def publish(
@@ -170,6 +187,12 @@ class Publisher(Side):
             ValueError: ``only`` matches no leaf.
             Exception: the error of the version before, with its own type.
         """
+        with self._turn:
+            self._publish(version, state, cast, only, items)
+
+    def _publish(
+        self, version: int, state: Any, cast: Any, only: Only, items: Mapping[str, Any]
+    ) -> None:
         if self._closed:
             raise CheckpointError(f"{self.directory}: this Publisher is closed: open another one")
         number, dtype = check_step(version), None if cast is None else float_dtype(cast)
@@ -180,11 +203,12 @@ class Publisher(Side):
                 "close this Publisher and go back with another one"
             )
         chosen = collect_items(NOTHING if state is None else state, None, items)
-        fields = RecordFields(state is not None, None if only is None else {PARTIAL: True})
+        fields = RecordFields(state is not None, {PUBLISHED: "all" if only is None else "part"})
         target, change = f"{self.directory}/{number}", _change(chosen, only, dtype)
+        guard = AnchorGuard(functools.partial(self._claim, target), self._refuse_if_taken_over)
         job = make_job(
             *(target, self._local, self._backend, self._processes, fields, self._options),
-            **{"overwrite": True, "step": number, "change": change},
+            **{"overwrite": True, "step": number, "change": change, "guard": guard},
         )
         together, save = self._round("publish"), Save(job, call="publish an anchor")
         take_snapshot(chosen, [save], np.copy)
@@ -216,18 +240,21 @@ class Publisher(Side):
             offer = json.dumps([[number, zlib.crc32(values)], save.token, row])
             anchor, token, parts = json.loads(together.decide(offer, self._judge, error=error))
         version = Version(number, token, anchor, parts)
+        if row is not None and parts is None:
+            self._backend.remove(self.directory, file_of(number, self._processes.index, row[1]))
         if anchor:
             save.run()
         with failing("making the version visible"):
             together.all(functools.partial(self._commit, version))
         self._before, self._newest = now, number
         if not anchor:
-            save.operation.committed(sum(size for size, _ in parts), save.blocking_secs)
+            save.operation.committed(sum(size for size, _ in parts or ()), save.blocking_secs)
 
     def _put_part(self, number: int, now: Snapshot, before: Snapshot) -> tuple[int, int] | None:
         """Writes this process's part of the delta if that is smaller than what it would write of an anchor; its size and CRC-32."""
         part = now.since(before)
-        if part is None or len(part) >= sum(piece.nbytes for piece in now.pieces.values()):
+        own_bytes = sum(piece.nbytes for piece in now.pieces.values())
+        if part is None or (own_bytes and len(part) >= own_bytes):
             return None
         row = len(part), zlib.crc32(part)
         self._backend.put(self.directory, file_of(number, self._processes.index, row[1]), part)
@@ -251,19 +278,33 @@ class Publisher(Side):
         """On process 0: makes the version visible, then deletes what no version needs any more."""
         if self._processes.index:
             return
-        with contextlib.suppress(CheckpointCorrupt):  # it is written anew
-            found = self._chain_of_directory()
-            if found is not None and found.writer != self._chain.writer:
-                raise CheckpointError(
-                    f"{self.directory}: another Publisher was opened here, so version {version.number} is not published: end one "
-                    "of the two programs"
-                )
+        self._refuse_if_taken_over()
         before, self._chain = self._chain, self._chain.published(version, self._most)
         self._backend.put(self.directory, CHAIN_FILE, self._chain.dump())
         left = before.names() - self._chain.names()
         if self._most is None:  # anchors stay, but for those that were abandoned
             left = {one for one in left if not one.isdigit() or int(one) > version.number}
         self._delete(left)
+
+    def _is_published(self, path: str) -> bool:
+        """Whether a Publisher has written this checkpoint."""
+        opened = open_in(self._backend, path, self._local, self._options)
+        return PUBLISHED in (opened.metadata or ())
+
+    def _claim(self, path: str) -> None:
+        """On process 0, before an anchor replaces what is there: raises if no Publisher wrote that, or if another one took over."""
+        self._refuse_if_taken_over()
+        if self._backend.is_checkpoint(path) and not self._is_published(path):
+            raise CheckpointExists(f"{path} was not published: publish into a directory of its own")
+
+    def _refuse_if_taken_over(self) -> None:
+        with contextlib.suppress(CheckpointCorrupt):  # it is written anew
+            found = self._chain_of_directory()
+            if found is not None and found.writer != self._chain.writer:
+                raise CheckpointError(
+                    f"{self.directory}: another Publisher was opened here, so this one publishes nothing more: end one "
+                    "of the two programs"
+                )
 
     def _delete(self, names: set[str]) -> None:
         """Deletes these files and anchors after ``Options.delete_grace_secs``, and what is due now."""
@@ -285,9 +326,10 @@ class Publisher(Side):
 
     def close(self) -> None:
         """Blocks until the last version is visible; raises its error if it failed. All processes must call it."""
-        self._closed = True
-        self._settle()
-        self._before = None
+        with self._turn:
+            self._closed = True
+            self._settle()
+            self._before = None
 
     def _settle(self) -> None:
         """Blocks until the version before is visible; raises its error once."""

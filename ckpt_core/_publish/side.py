@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 from ckpt_core._directory import resolve
 from ckpt_core._fork import HOME, forked
@@ -11,8 +12,8 @@ from ckpt_core._processes import Round, this_run
 from ckpt_core._publish.chain import CHAIN_FILE, MOST_BYTES, Chain, parse_chain
 from ckpt_core._storage import backend_of
 
-PARTIAL = "published_only"
-"""In the metadata of an anchor: ``only=`` left leaves out, which followers keep as they are."""
+PUBLISHED = "published"
+"""In the metadata of an anchor: "all", or "part" if ``only=`` left leaves out, which followers keep as they are."""
 
 
 class Side:
@@ -26,6 +27,7 @@ class Side:
         self.directory, self._local = resolve(directory)
         self._backend = backend_of(self._local, self._options)
         self._processes = this_run()
+        self._turn = threading.RLock()  # what several threads call takes turns
 
     def _round(self, call: str, more_secs: float = 0.0) -> Round:
         limit_secs = self._options.timeout_secs + more_secs

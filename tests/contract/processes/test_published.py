@@ -50,6 +50,23 @@ report(found=found, right=right(live, 4) and right(tree, 4))
     assert told == [{"found": [4, None], "right": True}] * readers
 
 
+def test_what_each_process_holds_is_published_as_deltas(tmp_path):
+    code = """
+with ckpt.Publisher(run, options=options) as publisher:
+    for version in range(3):
+        publisher.publish(version, {"all": put(np.full(99, float(version)), P()), "n": np.arange(99) == version})
+follower = ckpt.Follower(run, options=options)
+report(got=follower.load()["n"].tolist().index(True), names=sorted(os.listdir(run)))
+"""
+    for one in reports(launch(STATE + code, tmp_path / "run")):
+        assert one["got"] == 2
+        assert [name[:13] for name in one["names"] if name != ".ckpt-published"] == [
+            *([".ckpt-delta-1"] * 2),
+            *([".ckpt-delta-2"] * 2),
+            "0",
+        ]
+
+
 def test_processes_that_publish_different_things_all_raise(tmp_path):
     code = """
 publisher = ckpt.Publisher(run, options=options)

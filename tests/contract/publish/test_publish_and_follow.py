@@ -282,18 +282,45 @@ def test_a_failure_is_raised_once_and_the_next_version_is_an_anchor(place):
         publisher.publish(version, weights(version))
     follower = ckpt.Follower(place)
     comes_to(follower, 2)
-    ckpt.Publisher(place).close()  # another program takes the directory over
-    publisher.publish(3, weights(3))
+    publish(place, [3])  # another program takes the directory over
+    publisher.publish(3, {"w": jnp.zeros(3)})
     with pytest.raises(ckpt.CheckpointError, match="another Publisher"):
         publisher.publish(4, weights(4))
-    assert follower.update() is None
+    assert follower.update() == 3
     publisher.publish(4, weights(4))
     with pytest.raises(ckpt.CheckpointError, match="another Publisher"):
         publisher.close()
     publisher.close()
+    assert bits(ckpt.load(f"{place}/3")) == bits(as_cast(3))
     publish(place, [3, 4])
     assert follower.update() == 4
     assert sorted(one.name for one in Path(place).iterdir() if one.is_dir()) == ["0", "3"]
+
+
+def test_steps_of_a_checkpointer_beside_it_stay(place):
+    with ckpt.Checkpointer(place) as steps, ckpt.Publisher(place, max_to_keep=1) as publisher:
+        steps.save(0, weights(0))
+        steps.wait_until_finished()
+        publisher.publish(0, weights(1))
+        with pytest.raises(ckpt.CheckpointExists, match="directory of its own"):
+            publisher.publish(1, weights(1))
+        publisher.publish(1, weights(1))
+        steps.save(7, weights(7))
+    with pytest.raises(ckpt.CheckpointExists, match=r"\(0, 7\)"):
+        ckpt.Publisher(place, max_to_keep=1)
+    assert [bits(ckpt.load(f"{place}/{step}")) for step in (0, 7)] == [
+        bits(weights(0)),
+        bits(weights(7)),
+    ]
+
+
+def test_items_without_arrays(place):
+    live = {"w": jnp.zeros(3)}
+    publisher = ckpt.Publisher(place)
+    publisher.publish(0, params={"w": jnp.ones(3)}, batch_stats={}, name={"text": "x"})
+    publisher.close()
+    assert ckpt.Follower(place).update(params=live) == 0
+    assert live["w"].tolist() == [1, 1, 1]
 
 
 def test_other_values_than_arrays_and_later_changes_of_the_caller(place):
