@@ -27,6 +27,8 @@ def handler_at(path):
     kinds["state"] = ocp.PyTreeCheckpointHandler
     if (names := ocp.metadata.get_step_metadata(path).item_handlers) is not None:
         kinds = {item: pydoc.locate(name) for item, name in names.items()}
+    if kinds["state"] is ocp.StandardCheckpointHandler:
+        kinds["state"] = ocp.PyTreeCheckpointHandler
     return ocp.CompositeCheckpointHandler(**{item: kind() for item, kind in kinds.items()})
 
 
