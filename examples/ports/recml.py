@@ -1,88 +1,90 @@
 """Trains as RecML's KerasTrainer does: a class made of CheckpointManager, and epochs as steps."""
 
-import os
 import sys
 
-os.environ.setdefault("KERAS_BACKEND", "jax")
-
 import jax
-import keras
+import jax.numpy as jnp
 import numpy as np
+import optax
 import orbax.checkpoint as ocp
+
+EPOCHS, tx = 12, optax.adam(1e-2)
 
 
 class KerasManager(ocp.CheckpointManager):
-    def __init__(self, directory, max_to_keep=5, save_interval_epochs=1):
+    def __init__(self, directory, max_to_keep=5, every=1):
         super().__init__(
             directory=directory,
             checkpointers=ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler()),
-            options=ocp.CheckpointManagerOptions(
-                save_interval_steps=save_interval_epochs, max_to_keep=max_to_keep
-            ),
+            options=ocp.CheckpointManagerOptions(every, max_to_keep=max_to_keep),
         )
 
     def save_variables(self, model, epoch, logs):
-        self.save(step=epoch, items=state_of(model), metrics=logs)
+        self.save(step=epoch, items=model.variables, metrics=logs)
 
     def restore_variables(self, model, epoch):
-        state = state_of(model, purge_model_variables=True)
-        model._jax_state_synced = False
+        state, model.variables = model.variables, None
         restore_args = jax.tree.map(restore_args_of, state)
         args = ocp.args.PyTreeRestore(state, transforms={}, restore_args=restore_args)
-        restored = self.restore(step=epoch, args=args, directory=str(self.directory))
-        model._initial_epoch = epoch + 1
-        names = ("trainable_variables", "non_trainable_variables", "optimizer_variables")
-        model._jax_state = dict(zip(names, restored))
-        model.jax_state_sync()
-
-
-def state_of(model, **how):
-    return model._get_jax_state(
-        trainable_variables=True, non_trainable_variables=True, optimizer_variables=True, **how
-    )
+        model.variables = self.restore(step=epoch, args=args, directory=str(self.directory))
+        model.initial_epoch = epoch + 1
 
 
 def restore_args_of(value):
     return ocp.type_handlers.ArrayRestoreArgs(
-        restore_type=jax.Array,
-        sharding=value.sharding,
-        global_shape=value.shape,
-        dtype=value.dtype,
+        restore_type=jax.Array, sharding=value.sharding, global_shape=value.shape, dtype=value.dtype
     )
 
 
-class Checkpoint(keras.callbacks.Callback):
+class Checkpoint:
     def __init__(self, manager):
-        super().__init__()
         self.manager = manager
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, model):
         if (latest := self.manager.latest_step()) is not None:
-            self.manager.restore_variables(self.model, latest)
+            self.manager.restore_variables(model, latest)
 
-    def on_epoch_end(self, epoch, logs=None):
-        self.manager.save_variables(self.model, epoch, logs)
+    def on_epoch_end(self, model, epoch, logs):
+        self.manager.save_variables(model, epoch, logs)
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self):
         self.manager.wait_until_finished()
 
 
-keras.utils.set_random_seed(0)
-model = keras.Sequential(
-    [
-        keras.Input((4,), dtype="int32"),
-        keras.layers.Embedding(64, 8),
-        keras.layers.Flatten(),
-        keras.layers.Dense(32, activation="relu"),
-        keras.layers.Dropout(0.2),
-        keras.layers.Dense(1, activation="sigmoid"),
-    ]
-)
-model.compile("adam", "binary_crossentropy")
-model.optimizer.build(model.trainable_variables)
+class Model:
+    def __init__(self):
+        table, head = (jax.random.normal(jax.random.key(0), shape) for shape in ((64, 8), (32, 1)))
+        trained = [table, head / 6, jnp.zeros(1)]
+        self.variables = trained, [jax.random.PRNGKey(1)], jax.tree.leaves(tx.init(trained))
+        self.initial_epoch = 0
+
+    def fit(self, users, clicked, callback):
+        callback.on_train_begin(self)
+        for epoch in range(self.initial_epoch, EPOCHS):
+            self.variables, loss = train(self.variables, users, clicked)
+            print("step", epoch, float(loss))
+            callback.on_epoch_end(self, epoch, {"loss": float(loss)})
+        callback.on_train_end()
+
+
+@jax.jit
+def train(variables, users, clicked):
+    trained, (seed,), optimizer = variables
+    seed, dropout = jax.random.split(seed)
+
+    def loss_of(trained):
+        seen = jax.nn.relu(trained[0][users].reshape(len(users), -1))
+        seen *= jax.random.bernoulli(dropout, 0.8, seen.shape) / 0.8
+        logits = (seen @ trained[1] + trained[2])[:, 0]
+        return optax.sigmoid_binary_cross_entropy(logits, clicked).mean()
+
+    loss, grads = jax.value_and_grad(loss_of)(trained)
+    state = jax.tree.unflatten(jax.tree.structure(jax.eval_shape(tx.init, trained)), optimizer)
+    updates, state = tx.update(grads, state)
+    trained = optax.apply_updates(trained, updates)
+    return (trained, [seed], jax.tree.leaves(state)), loss
+
+
+model = Model()
 users = np.random.default_rng(0).integers(0, 64, (64, 4))
-say = keras.callbacks.LambdaCallback(
-    on_epoch_end=lambda epoch, logs: print("step", epoch, logs["loss"])
-)
-callbacks = [say, Checkpoint(KerasManager(sys.argv[1]))]
-model.fit(users, users.sum(1) % 2, 32, 12, 0, callbacks, shuffle=False)
+model.fit(users, users.sum(1) % 2, Checkpoint(KerasManager(sys.argv[1])))

@@ -36,7 +36,7 @@ STYLES = [
     Style("kauldron", "(state, seen, batches.position)", ("flax",), native_goes_on=False),
     Style("nanodo", "state", ("flax", "grain"), {"devices": 4, "with_orbax": True}),
     Style("simply", "state", ("grain",), {"devices": 4}, native_goes_on=False),
-    Style("recml", "model.variables + model.optimizer.variables", ("keras",), native_goes_on=False),
+    Style("recml", "model.variables"),
     Style("octo", "state", ("flax",), {"with_orbax": True}),
     Style("openpi", "state", ("flax",), {"devices": 2, "processes": 2}),
     Style("tunix", "nnx.state((model, optimizer))", ("flax",), {"devices": 4}),
