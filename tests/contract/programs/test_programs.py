@@ -1,4 +1,4 @@
-"""Programs of ten styles, killed twice at random and resumed, end where their straight run ends, bit for bit.
+"""Programs of fifteen styles, killed twice at random and resumed, end where their straight run ends, bit for bit.
 
 Each is in ``examples/ports``, with the diffs that move it. Where they used Orbax, a run is also begun by Orbax,
 continued here, and ended by Orbax.
@@ -35,6 +35,11 @@ STYLES = [
     Style("brax", "(params, opt_state, random)", ("flax",)),
     Style("kauldron", "(state, seen, batches.position)", ("flax",), native_goes_on=False),
     Style("nanodo", "state", ("flax", "grain"), {"devices": 4, "with_orbax": True}),
+    Style("simply", "state", ("grain",), {"devices": 4}, native_goes_on=False),
+    Style("recml", "model.variables"),
+    Style("octo", "state", ("flax",), {"with_orbax": True}),
+    Style("openpi", "state", ("flax",), {"devices": 2, "processes": 2}),
+    Style("tunix", "nnx.state((model, optimizer))", ("flax",), {"devices": 4}),
     Style("purejaxrl", "running", ("flax",), orbax=False),
     Style("big_vision", "(params, opt_state)", (), {"devices": 4}, orbax=False),
     Style("equinox", "(model, opt_state)", ("equinox",), orbax=False),
@@ -93,7 +98,8 @@ def test_killed_twice_and_resumed(place, tmp_path, style, forms):
             pytest.skip(f"{name} is not installed")
     (folder := place / style.port).mkdir(exist_ok=True)
     program, straight = straight_run(folder, style.port, style.result, tuple(style.how.items()))
-    goes_through(program, tmp_path / "run", forms, two_kills(STEPS), straight)
+    kills = two_kills(STEPS, most_calls=4 if "processes" in style.how else 30)
+    goes_through(program, tmp_path / "run", forms, kills, straight)
 
 
 @pytest.mark.parametrize(
