@@ -47,10 +47,9 @@ def difference(before: Array, after: Array) -> bytes:
 def apply(data: Array, found: Array) -> None:
     """Changes cells. Data that no ``difference`` gives raises ValueError or IndexError, or makes values of another CRC."""
     bitmap, planes = np.split(data, [-(-found.size // 8)])
-    some = np.flatnonzero(bitmap)
-    row, bit = np.nonzero(np.unpackbits(bitmap[some]).reshape(-1, 8))
+    changed = np.flatnonzero(np.unpackbits(bitmap, count=found.size).view(bool))
     bits = np.ascontiguousarray(planes.reshape(found.itemsize, -1).T)
-    found[some[row] * 8 + bit] ^= bits.view(found.dtype).reshape(-1)
+    found[changed] ^= bits.view(found.dtype).reshape(-1)
 
 
 def pack(changes: Sequence[Change], data: Sequence[bytes]) -> bytes:
