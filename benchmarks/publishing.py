@@ -27,7 +27,7 @@ WARM = 12  # steps, in which Adam's updates are larger than later
 State = dict[str, jax.Array]
 PICTURE = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 380 226" width="400" height="238" role="img" aria-labelledby="title desc">
 <title id="title">Bytes of each version: anchors are whole, deltas small</title>
-<desc id="desc">24 versions one step of AdamW apart at a learning rate of {rate}. Versions 0, 8 and 16 have an anchor of all bytes; each but the first has a delta of one or two percent.</desc>
+<desc id="desc">24 versions one step of AdamW apart at a learning rate of {rate}. Versions 0, 8 and 16 have an anchor of all bytes; each but the first has a delta of two or three percent.</desc>
 <style>
 text {{ font: 13px Helvetica, Arial, sans-serif; fill: #1f2430; }}
 .card {{ fill: #fff; stroke: #c5cad6; }} .anchor {{ fill: #3f51b5; }} .delta {{ fill: #2e7d32; }}

@@ -80,7 +80,7 @@ class Publisher(Side):
     """A directory of published weights, which any number of ``Follower``s read.
 
     A version is a checkpoint (an *anchor*), or what changed since the version before it (a *delta*), whichever is smaller. Weights
-    of bfloat16 that are one step of AdamW apart differ in few elements, so a delta may have one percent of the bytes.
+    of bfloat16 that are one step of AdamW apart differ in few elements, so a delta may have two percent of the bytes.
     Anchors are ordinary checkpoints, ``directory/<version>``. To resume training, save with a ``Checkpointer`` elsewhere.
 
     With several processes, all must make the same calls in the same order. Each keeps a host copy of what it published last.
