@@ -223,14 +223,15 @@ class Follower(Side):
 
     def _wait(self, targets: dict[str, Any], wait_secs: float) -> str:
         """On process 0: the chain as text, once it leads to a newer version, or after the wait."""
-        deadline, damage = time.monotonic() + wait_secs, ""
+        deadline, chain, parsed = time.monotonic() + wait_secs, Chain(), None
         while True:
-            try:
-                chain = self._chain_of_directory() or Chain()
-            except CheckpointCorrupt as error:
-                chain = Chain()
-                if str(error) != damage:
-                    logger.warning("%s", damage := str(error))
+            if (data := self._chain_data()) != parsed:
+                parsed = data
+                try:
+                    chain = parse_chain(data, self.directory) or Chain()
+                except CheckpointCorrupt as error:
+                    chain = Chain()
+                    logger.warning("%s", error)
             news = route(chain, self._version.token, self._lost) is not None
             left_secs = deadline - time.monotonic()
             if news or left_secs <= 0 or not (self._held is None or self._is_set(targets)):

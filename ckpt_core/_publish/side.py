@@ -33,6 +33,8 @@ class Side:
         limit_secs = self._options.timeout_secs + more_secs
         return self._processes.round(call, limit_secs, self.directory)
 
+    def _chain_data(self) -> bytes | None:
+        return self._backend.read(self.directory, CHAIN_FILE, MOST_BYTES)
+
     def _chain_of_directory(self) -> Chain | None:
-        data = self._backend.read(self.directory, CHAIN_FILE, MOST_BYTES)
-        return parse_chain(data, self.directory)
+        return parse_chain(self._chain_data(), self.directory)
