@@ -104,8 +104,7 @@ class Follower(Side):
     The first update reads an anchor, and later ones what changed since. A follower keeps all weights in host memory, besides the
     models that it sets. It never blocks the Publisher, and any number of followers may read one directory.
 
-    With several processes in one ``jax.distributed`` run, all must make the same calls in the same order, and all get one version;
-    each reads all of it.
+    With several processes, all must make the same calls in the same order, and all get one version.
 
     Args:
         directory: that of the Publisher, which may be made later. A path or a URL.
@@ -210,8 +209,7 @@ class Follower(Side):
     def _opened(self) -> Held:
         if self._held is None:
             raise CheckpointNotFound(
-                f"{self.directory}: nothing is published there yet, or nothing that can be read: wait for it with "
-                "update(timeout_secs=...), or check the path"
+                f"{self.directory}: nothing is published there that can be read: wait with update(timeout_secs=...)"
             )
         return self._held
 

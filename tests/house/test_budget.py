@@ -17,7 +17,7 @@ from tests.support.paths import INTEGRATIONS, PACKAGE, ROOT, modules
 # What the house weighs. These numbers only fall.
 SUMS = {
     "lines of ckpt_core": 38_123,
-    "characters of ckpt_core": 1_676_418,
+    "characters of ckpt_core": 1_676_393,
     "lines of the integrations": 11_852,
     "characters of the integrations": 498_419,
     "files of both": 236,
