@@ -40,7 +40,7 @@ newest = found.update()
 first = 0 if newest is None else max(0, newest + 1 - int(sys.argv[4]))
 with ckpt.Publisher(place, anchor_every=20, max_to_keep=3, options=options) as publisher:
     for version in range(first, last + 1):
-        publisher.publish(version, trained(version, life), cast=jnp.bfloat16)
+        publisher.publish(version, trained(version, life), cast=jnp.bfloat16); time.sleep(0.02)
 """
 )
 # says what it stands at; ends at the last version
@@ -113,7 +113,7 @@ def world(place: str, last: int, kills: int, seed: int, logs: Path) -> list[int]
     killed = 0
     while "DONE" not in said():
         assert time.monotonic() < deadline, [one.read_text()[-3000:] for one in files[-2:]]
-        time.sleep(chance.uniform(0.0, 0.3))
+        time.sleep(chance.uniform(0.0, 0.1))
         if killed < kills and max(seen_in(said()), default=-1) >= killed * last // (kills + 1):
             killed += 1
             damage(place, chance)
