@@ -308,10 +308,8 @@ def test_steps_of_a_checkpointer_beside_it_stay(place):
         steps.save(7, weights(7))
     with pytest.raises(ckpt.CheckpointExists, match=r"\(0, 7\)"):
         ckpt.Publisher(place, max_to_keep=1)
-    assert [bits(ckpt.load(f"{place}/{step}")) for step in (0, 7)] == [
-        bits(weights(0)),
-        bits(weights(7)),
-    ]
+    for step in (0, 7):
+        assert bits(ckpt.load(f"{place}/{step}")) == bits(weights(step))
 
 
 def test_items_without_arrays(place):
@@ -335,7 +333,9 @@ def test_other_values_than_arrays_and_later_changes_of_the_caller(place):
         publisher.publish(4, {"host": host, "n": version, "x": 1.5, "z": None})
         assert follower.update(timeout_secs=60) is not None
     follower.update()
-    assert follower.load() == {"host": pytest.approx(host), "n": 3, "x": 1.5, "z": None}
+    loaded = follower.load()
+    assert loaded.pop("host").tobytes() == host.tobytes()
+    assert loaded == {"n": 3, "x": 1.5, "z": None}
 
 
 @pytest.mark.filterwarnings("ignore:Sharding info not provided")
