@@ -353,7 +353,7 @@ def test_a_refusal_while_reading_is_no_damage(server, status, options):
             continue
         assert restored is not None and restored.step == 1, number
         assert same(restored["state"], tree_of_three(1))
-    assert refused >= 3
+    assert refused == kinds.count("get") - 1  # a listing is repeated, and step 0 is not needed
     server.fault = lambda _: None
     assert same(ckpt.load(f"{server.root}/run/1"), tree_of_three(1))
 
