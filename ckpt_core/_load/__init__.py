@@ -28,6 +28,7 @@ from ckpt_core._load.request import (
     collect_targets,
     float_dtype,
     make_request,
+    refuse_no_targets,
     request_from,
 )
 from ckpt_core._options import Options
@@ -256,10 +257,7 @@ def restore_checkpoint(
     opening: Opening, targets: Mapping[str, Any], request: Request, step: int | None = None
 ) -> Any:
     """``restore`` for a checkpoint that ``opening`` opens; a ``RestoredStep`` with a ``step``, for the Checkpointer."""
-    if not targets:
-        raise TypeError(
-            "restore needs at least one target, such as model=model; to get what was saved without one, use load"
-        )
+    refuse_no_targets(targets)
     checkpoint, values, plans = run(opening, replace(request, target=targets, restores=True), step)
     made = Restored if step is None else RestoredStep
     return made(

@@ -21,7 +21,6 @@ from ckpt_core._load.renames import refuse_mismatches
 from ckpt_core._load.request import NOT_PASSED, Request
 from ckpt_core._load.targets import value_of
 from ckpt_core._operation import Operation
-from ckpt_core._options import Options
 from ckpt_core._processes import Processes, this_run
 from ckpt_core._read import Reading, read_leaves
 from ckpt_core._saved import (
@@ -59,10 +58,14 @@ def run(
         tries += 1
         in_place = InPlace(options.max_host_bytes) if request.restores else None
         named, plans, leaves, values = dict[str, ItemPlan](), [], [], []
+        operation: Operation | None = None
         try:
             with agreement or contextlib.nullcontext():
                 checkpoint = opening()
-                with _watched(checkpoint, options, step) as operation:
+                given = checkpoint.path, step, options.report_secs, options.on_event
+                operation = Operation("load", *given)
+                operation.happened("restore_started")
+                with _reading(checkpoint, operation):
                     context = new_context()
                     named = _match(checkpoint, request, context)
                     plans = [*named.values()]
@@ -83,10 +86,13 @@ def run(
                     values = in_place.finish(plans, leaves)
                 else:
                     values = [plan.make(made) for plan, made in zip(plans, leaves, strict=True)]
+            operation.happened("restored", operation.done_bytes)
             return checkpoint, dict(zip(named, values, strict=True)), plans
         except BaseException as error:
             if in_place is not None:
                 in_place.give_up(error)
+            if operation is not None:
+                operation.happened("restore_failed", operation.done_bytes, error)
             named, plans, leaves, values = {}, [], [], []  # the traceback would keep them alive
             again = agreement is None and isinstance(error, Replaced) and tries < MOST_TRIES
             if not again:
@@ -225,22 +231,18 @@ def _read_texts(checkpoint: Checkpoint, plan: ItemPlan, leaves: list[Any]) -> No
 
 
 @contextlib.contextmanager
-def _watched(checkpoint: Checkpoint, options: Options, step: int | None) -> Generator[Operation]:
-    """Locks the checkpoint against deletion while the block runs, and sends the events of the restore."""
-    operation = Operation("load", checkpoint.path, step, options.report_secs, options.on_event)
-    operation.happened("restore_started")
+def _reading(checkpoint: Checkpoint, operation: Operation) -> Generator[None]:
+    """Locks the checkpoint against deletion while the block runs; damage names the checkpoint, or is that it was replaced."""
     try:
         with operation.watched("reading"), checkpoint.held():
-            yield operation
+            yield
     except BaseException as raised:
         error = with_path(raised, checkpoint.path)
-        operation.happened("restore_failed", operation.done_bytes, error)
         if isinstance(error, CheckpointCorrupt) and checkpoint.was_replaced():
             raise replaced(checkpoint.path) from error
         if error is raised:
             raise
         raise error from raised
-    operation.happened("restored", operation.done_bytes)
 
 
 def _check_patterns(

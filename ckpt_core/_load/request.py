@@ -215,6 +215,14 @@ def collect_targets(
     return {"state": state}
 
 
+def refuse_no_targets(targets: Mapping[str, Any]) -> None:
+    """Raises TypeError, also where nothing was saved yet: else a program would fail at its first restart."""
+    if not targets:
+        raise TypeError(
+            "restore needs at least one target, such as model=model; to get what was saved without one, use load"
+        )
+
+
 def request_from(function: str, like: Any, arguments: Mapping[str, Any]) -> Request:
     """The request of ``function``, which takes its keywords as ``**arguments``; TypeError for one that ``load`` does not have."""
     if "like" in arguments:

@@ -134,6 +134,7 @@ class Run:
         self._unread.check_on_all(items, self._processes, self._options.timeout_secs)
         if not force and not self.decision.wants(step, self.slots[0].running):
             return False
+        self._unread.watch_pipelines(items)
         persists = self.local is None or force or self._wants_persistent(step)
         replaces = overwrite and (step in trail.own or step in running_steps)
         replaces = replaces or step in trail.uncertain or step in trail.damaged
@@ -364,6 +365,7 @@ class Run:
         self, targets: Mapping[str, Any], request: _load.Request, strict_latest: bool
     ) -> RestoredStep | None:
         """Restores the newest intact step; None if there is no step."""
+        _load.refuse_no_targets(targets)
         self._begin_restore()
 
         def damaged(step: int) -> None:
@@ -394,7 +396,7 @@ class Run:
 
     def load(self, step: int, like: Any, item: str | None, arguments: dict[str, Any]) -> Any:
         """The saved tree of one step."""
-        arguments.setdefault("options", self._options)
+        arguments["options"] = arguments.get("options") or self._options
         request = _load.request_from("load", like, arguments)
         try:
             found = self.tiers.load(

@@ -113,6 +113,10 @@ class UnreadValues:
                     'unexpected="ignore"',
                     item=name,
                 )
+
+    def watch_pipelines(self, items: Mapping[str, Any]) -> None:
+        """Warns if training does not seem to take its batches from the pipelines of a step that is saved."""
+        for name, value in items.items():
             adapter = _adapters.adapter_for(value)
             if getattr(adapter, "per_process", False):
                 self._say_if_another(name, value)

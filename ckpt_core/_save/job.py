@@ -75,7 +75,7 @@ class RecordFields:
 
     single: bool  # the caller passed one state, not named items
     metadata: Any = None
-    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    metrics: Mapping[str, Any] = field(default_factory=dict[str, Any])  # numbers, maybe on devices
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of jax, as in ``Record``
     shared: tuple[tuple[tuple[str, int], ...], ...] = ()  # as in ``Record``
 
@@ -83,7 +83,8 @@ class RecordFields:
         """A copy that later changes do not reach, with metadata as JSON returns it, and jax's settings on this thread."""
         metadata = frozen_metadata(self.metadata)
         settings = {name: getattr(jax.config, name, None) for name in JAX_SETTINGS}
-        return RecordFields(self.single, metadata, dict(self.metrics), settings)
+        metrics = {name: float(jax.device_get(one)) for name, one in self.metrics.items()}
+        return RecordFields(self.single, metadata, metrics, settings)
 
 
 @dataclass(frozen=True)
@@ -235,10 +236,10 @@ def check_item_name(name: Any) -> None:
         )
 
 
-def metrics_of(
-    metrics: Mapping[str, float] | None, items: Mapping[str, object]
-) -> dict[str, float]:
-    """The numbers of a step, from ``metrics=`` or an item ``metrics`` that is Json; TypeError for both, or no number."""
+def metrics_of(metrics: Mapping[str, float] | None, items: Mapping[str, object]) -> dict[str, Any]:
+    """The numbers of a step, from ``metrics=`` or an item ``metrics`` that is Json; TypeError for both, or no number. Those that
+    devices still compute are not waited for.
+    """
     if isinstance(item := items.get("metrics"), Json):
         if metrics:
             raise TypeError(
@@ -251,9 +252,9 @@ def metrics_of(
         raise TypeError(
             f"metrics must be a dict of numbers by name, got {an(metrics)}: {METRICS_ARE_NUMBERS}"
         )
-    numbers: dict[str, float] = {}
+    numbers: dict[str, Any] = {}
     for name, value in metrics.items():
-        array = np.asarray(value)
+        array = value if hasattr(value, "sharding") else np.asarray(value)
         kind, dtype = (
             array.dtype.kind,
             array.dtype.name,
@@ -265,7 +266,7 @@ def metrics_of(
             raise TypeError(
                 f"metrics takes numbers, and {name!r} is {what}: {_instead(name, value)}"
             )
-        numbers[name] = float(array)
+        numbers[name] = array
     return numbers
 
 

@@ -116,6 +116,19 @@ def test_failures_are_told_with_the_error(tmp_path):
     assert heard.kinds[2:] == ["restore_started", "restore_failed"]
     assert isinstance(heard.events[-1].error, ckpt.StructureMismatch)
 
+    class Data:
+        def get_state(self) -> int:
+            return 3
+
+        def set_state(self, state: int) -> None:
+            raise ValueError(state)
+
+    data = Data()
+    ckpt.save(tmp_path / "three", data=data)
+    with pytest.raises(ValueError, match="3"):
+        ckpt.restore(tmp_path / "three", data=data, options=options)
+    assert heard.kinds[4:] == ["restore_started", "restore_failed"]
+
 
 def test_a_failure_in_the_background_is_told(tmp_path):
     heard, path = Heard(), tmp_path / "one"

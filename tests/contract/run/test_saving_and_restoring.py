@@ -152,8 +152,20 @@ def test_metrics_of_every_kind_of_number(place):
     assert checkpointer.metrics(0) == expected
 
 
+def test_metrics_of_a_step_that_is_not_saved_are_not_read(place):
+    loss = jnp.float32(0.5)
+    loss.delete()
+    with open_at(place, save_interval_steps=2) as checkpointer:
+        checkpointer.save(0, state(0))
+        assert not checkpointer.save(1, state(1), metrics={"loss": loss})  # no device is waited for
+        with pytest.raises(RuntimeError, match="deleted"):
+            checkpointer.save(2, state(2), metrics={"loss": loss})
+
+
 def test_none_is_a_state(place):
     with open_at(place) as checkpointer:
+        with pytest.raises(TypeError, match="at least one target"):
+            checkpointer.restore_latest()
         assert checkpointer.save(0, None)
         with pytest.raises(TypeError, match="at least one target"):
             checkpointer.restore_latest()
