@@ -18,9 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ckpt_core._directory.backend import SIGNS, already_there, has_sign, is_meant, lies_inside
 from ckpt_core._directory.files import kind_at, read_bounded, remove
 from ckpt_core._directory.owner import is_dead, is_locked, lives, this_owner
+from ckpt_core._directory.paths import SIGNS, already_there, has_sign, is_meant, lies_inside
 from ckpt_core._errors import CheckpointCorrupt, CheckpointExists
 from ckpt_core._format.untrusted import most_bytes
 

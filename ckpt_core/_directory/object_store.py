@@ -22,9 +22,15 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ckpt_core._directory.backend import SIGNS, Backend, Look, already_there, is_meant, lies_inside
 from ckpt_core._directory.owner import Claim, introduction, this_owner
-from ckpt_core._directory.paths import mounted_bucket
+from ckpt_core._directory.paths import (
+    SIGNS,
+    Look,
+    already_there,
+    is_meant,
+    lies_inside,
+    mounted_bucket,
+)
 from ckpt_core._directory.store_attempt import (
     COMMIT,
     DESCRIPTION,
@@ -56,8 +62,8 @@ _UNLISTED = re.compile(r"\\|//")
 """What some servers take for ``/``. They list nothing there, so training would begin anew beside its steps."""
 
 
-class ObjectStoreBackend(Backend):
-    """Checkpoints as prefixes; see ``Backend``. ``open_keys`` opens the key-value view of the objects below a URL."""
+class ObjectStoreBackend:
+    """Checkpoints as prefixes; ``PosixBackend`` says what its methods do. ``open_keys`` opens the keys and values below a URL."""
 
     def __init__(self, open_keys: Callable[[str], Keys]) -> None:
         self._open_keys = open_keys
@@ -133,6 +139,9 @@ class ObjectStoreBackend(Backend):
         self.put(path, name, data)
         return Claim(None, False)
 
+    def release(self, path: str, name: str, beginning: bytes) -> None:
+        pass
+
     def reading(self, path: str, head: bytes) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()  # no locks here; Options.delete_grace_secs protects readers
 
@@ -152,6 +161,9 @@ class ObjectStoreBackend(Backend):
     def size(self, path: str, name: str) -> int | None:
         data = self._open(path).get(name)
         return None if data is None else len(data)
+
+    def children(self, path: str) -> list[str]:
+        return self.look(path).children
 
     def look(self, path: str) -> Look:
         inside: dict[str, list[str]] = {}
@@ -175,6 +187,9 @@ class ObjectStoreBackend(Backend):
     def is_checkpoint(self, path: str) -> bool:
         keys = self._open(path)
         return keys.get(RECORD) is not None or _is_of_orbax(keys, keys.list())
+
+    def replaced(self, path: str) -> None:
+        return None
 
     def delete(self, path: str, trash: str | None = None) -> None:
         keys = self._open(path)

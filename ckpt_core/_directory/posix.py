@@ -12,20 +12,21 @@ import time
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ckpt_core._directory import hidden_names
-from ckpt_core._directory.backend import SIGNS, Attempt, Backend, Look, already_there
 from ckpt_core._directory.files import (
-    ABSENT,
     cannot_write,
     exchange,
     file_sizes,
     kind_at,
     link_new,
+    make_directories,
     read_bounded,
-    refuse_file,
     remove,
+    remove_empty,
     size_of,
+    sync_directory,
     sync_file,
     unless_absent,
 )
@@ -40,11 +41,11 @@ from ckpt_core._directory.owner import (
     lives,
     reading,
 )
-from ckpt_core._directory.paths import refuse_lost_link, refuse_path
+from ckpt_core._directory.paths import SIGNS, Look, already_there, refuse_path
 from ckpt_core._errors import VISIBLE, name_file
 from ckpt_core._format.record import FileRecord
 from ckpt_core._format.untrusted import most_bytes
-from ckpt_core._platform import FOLDER, WINDOWS
+from ckpt_core._platform import WINDOWS
 
 _BUFFER_BYTES = 256 * 1024
 _ABORT_TRIES = 100
@@ -54,10 +55,13 @@ _LOOKS = 5
 _MOST_TRASH_NAME_BYTES = 120  # leaves room for a suffix; some file systems limit names to 143
 
 
-class PosixBackend(Backend):
-    """Checkpoints as directories; see ``Backend``."""
+class PosixBackend:
+    """Checkpoints as directories; paths are absolute. ``ObjectStoreBackend`` has the same methods for URLs."""
 
     def begin(self, path: str, *, overwrite: bool, durable: bool, token: str) -> LocalAttempt:
+        """Starts an attempt, which ``token`` identifies, to write the checkpoint at ``path``; one process calls it. ``durable``
+        syncs all files and directories. CheckpointExists if what is at ``path`` must not or cannot be replaced.
+        """
         if WINDOWS:
             raise cannot_write(path)
         if not path.isascii():
@@ -83,20 +87,27 @@ class PosixBackend(Backend):
         return attempt
 
     def join(self, path: str, attempt_path: str, *, durable: bool) -> LocalAttempt:
+        """The attempt that another process began, in which this process writes its files."""
         return LocalAttempt(path, attempt_path, False, durable, [])
 
     def read(self, path: str, name: str, limit_bytes: int | None = None) -> bytes | None:
+        """The content of a file of a checkpoint, or None if there is none; follows links. CheckpointCorrupt if it is no
+        regular file, a dangling link, or larger than ``limit_bytes`` (by default ``most_bytes`` of its name).
+        """
         return read_bounded(path, name, most_bytes(name) if limit_bytes is None else limit_bytes)
 
     def put(self, path: str, name: str, data: bytes) -> None:
+        """Atomically writes or replaces a small file next to the checkpoints."""
         self._put_held(path, name, data).close()
         sync_directory(path)
 
     def claim(self, path: str, name: str, data: bytes) -> Claim:
+        """Writes a file and keeps it locked until the claim is closed or the process ends; a store has no locks."""
         contested = is_locked(os.path.join(path, name))
         return Claim(self._put_held(path, name, data), contested)
 
     def release(self, path: str, name: str, beginning: bytes) -> None:
+        """Deletes a file that ``claim`` wrote, if it still begins so. A store, which could not give back another's, keeps it."""
         file = os.path.join(path, name)
         if not (self.read(path, name) or b"").startswith(beginning):
             return
@@ -130,15 +141,23 @@ class PosixBackend(Backend):
         return file
 
     def reading(self, path: str, head: bytes) -> contextlib.AbstractContextManager[None]:
+        """Keeps the checkpoint at ``path`` from being deleted while the block runs. Raises FileNotFoundError if it
+        was deleted or replaced since the caller read ``head``, the beginning of its record.
+        """
         return reading(os.path.join(path, SIGNS[0]), head)
 
     def files(self, path: str, known_bytes: Mapping[str, int] | None = None) -> dict[str, int]:
+        """Relative path and size of every file of a checkpoint; -1 for anything but a regular file. Follows links,
+        but enters each directory once. An object store, which has to read a file for its size, takes ``known_bytes``.
+        """
         return file_sizes(path)
 
     def size(self, path: str, name: str) -> int | None:
+        """Size of one file, as in ``files``; None if there is none."""
         return size_of(os.path.join(path, name))
 
     def remove(self, path: str, name: str) -> None:
+        """Deletes a small file next to the checkpoints, if it is there."""
         file = os.path.join(path, name)
         if self.exists(file):
             if WINDOWS:
@@ -147,15 +166,15 @@ class PosixBackend(Backend):
             sync_directory(path)
 
     def exists(self, path: str) -> bool:
-        try:
-            os.lstat(path)
-        except OSError as error:
-            if error.errno in ABSENT:
-                return False
-            raise
-        return True
+        """Whether there is anything at ``path``."""
+        return kind_at(path, follow=False) != ""
+
+    def children(self, path: str) -> list[str]:
+        """The ``children`` of a ``look``."""
+        return self.look(path).children
 
     def look(self, path: str) -> Look:
+        """What a directory holds, by one listing; nothing if there is no ``path``."""
         found, hidden = list[str](), frozenset[str]()
         for _ in range(_LOOKS):
             try:
@@ -179,6 +198,7 @@ class PosixBackend(Backend):
         return Look(found, lambda name: self.is_checkpoint(f"{path}/{name}"), hidden)
 
     def is_checkpoint(self, path: str) -> bool:
+        """Whether a committed checkpoint, of ckpt or of Orbax, lies at ``path``."""
         record = os.path.join(path, SIGNS[0])
         for _ in range(_LOOKS):
             if os.path.exists(record):
@@ -200,6 +220,9 @@ class PosixBackend(Backend):
         return False
 
     def delete(self, path: str, trash: str | None = None) -> None:
+        """Deletes a checkpoint: first hides it from readers, then deletes its data. With ``trash`` it is moved into
+        the directory of that name next to it, which is made if missing. Raises BlockingIOError if a reader holds it.
+        """
         if WINDOWS:
             raise cannot_write(path)
         parent, name = os.path.split(path)
@@ -231,6 +254,7 @@ class PosixBackend(Backend):
             raise
 
     def clean(self, path: str, *, only_look: bool = False) -> list[str]:
+        """Deletes what dead writers left in the directory ``path``, unless it is to ``only_look``; returns the names."""
         if only_look:
             return hidden_names.removable(path)
         if WINDOWS:
@@ -249,30 +273,43 @@ class PosixBackend(Backend):
         return []
 
     def replaced(self, path: str) -> str | None:
+        """Path of the old checkpoint, if a replacement of ``path`` was interrupted; else None."""
         if os.path.lexists(os.path.join(path, SIGNS[0])):  # the common case, without a listing
             return None
         return hidden_names.replaced(path)
 
 
 @dataclass
-class LocalAttempt(Attempt):
-    """One attempt; see ``Attempt``."""
+class LocalAttempt(contextlib.AbstractContextManager["LocalAttempt"]):
+    """One attempt to write one checkpoint; readers see nothing before ``commit``. A ``with`` block aborts it if it raises.
+    ``StoreAttempt`` has the same methods.
+    """
 
     target: str
-    path: str
+    path: str  # directory or URL to which the small files of this attempt are written
     overwrite: bool
     durable: bool
     created: list[str]  # directories above it
-    data_prefix: str = ""
+    data_prefix: str = (
+        ""  # of the name of each data file, by which it is known as one of this attempt
+    )
     superseded: list[str] = field(default_factory=list[str])  # to be deleted after the commit
     identity: tuple[int, int] | None = None  # device and inode, set by commit()
     replaced: str | None = None  # path to which the commit moves the old checkpoint
 
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            self.abort()
+
     def write(self, name: str, data: bytes, *, until_commit: bool = False) -> FileRecord:
+        """Writes a small file; ``name`` is relative to ``path``. With ``until_commit`` another process reads it
+        before the commit, and an object store deletes it then.
+        """
         self.write_data(name, (data,))
         return FileRecord(len(data), zlib.crc32(data))
 
     def write_data(self, name: str, parts: Iterable[bytes]) -> None:
+        """Writes a file of any size, in any thread; ``name`` is relative to ``path``, in an object store to the checkpoint."""
         full = os.path.join(self.path, name)
         if "/" in name:
             os.makedirs(os.path.dirname(full), exist_ok=True)
@@ -288,15 +325,22 @@ class LocalAttempt(Attempt):
             raise
 
     def read(self, name: str) -> bytes:
+        """The content of a file that this process wrote, or another one with ``until_commit``."""
         with open(os.path.join(self.path, name), "rb") as file:
             return file.read()
 
     def take(self, name: str) -> bytes:
+        """``read`` of a file that is not needed any more."""
         data = self.read(name)
         os.unlink(os.path.join(self.path, name))
         return data
 
+    def small_files(self) -> Mapping[str, bytes]:
+        """Files that this process has not written yet, because they are to stand in the record."""
+        return {}
+
     def files(self, known_bytes: Mapping[str, int]) -> dict[str, int]:
+        """Relative path and size of every file written so far; in a store, ``known_bytes`` has those of other processes."""
         return {
             os.path.relpath(f"{folder}/{name}", self.path): os.stat(f"{folder}/{name}").st_size
             for folder, _, names in os.walk(self.path, onerror=unless_absent)
@@ -304,6 +348,7 @@ class LocalAttempt(Attempt):
         }
 
     def make_durable(self, record_name: str, record: bytes) -> None:
+        """Writes the record after all other files, also of other processes, and makes all durable."""
         if self.durable:
             for directory, _, _ in os.walk(self.path, topdown=False, onerror=unless_absent):
                 if directory != self.path:
@@ -314,6 +359,9 @@ class LocalAttempt(Attempt):
             sync_directory(self.path, durable=True)
 
     def commit(self) -> None:
+        """Makes the durable checkpoint visible to readers, and then deletes the one that it replaces. An error after it
+        became visible undoes nothing, and ``is_visible`` recognizes it.
+        """
         status = os.lstat(self.path)
         self.identity = status.st_dev, status.st_ino
         try:
@@ -382,6 +430,7 @@ class LocalAttempt(Attempt):
         return (status.st_dev, status.st_ino) == self.identity
 
     def abort(self) -> None:
+        """Deletes the files of this attempt, unless it is already visible; never raises."""
         if self.identity is not None and not self._stands_at(self.path, unknown=False):
             return  # already visible; the hidden name is now the replaced checkpoint's, or free
         # Other threads and processes may still be writing and recreate directories: retry for 2 s.
@@ -435,47 +484,3 @@ def _visible(error: BaseException, path: str) -> BaseException:
         return OSError(error.errno, f"{os.strerror(error.errno)}: {advice}", path)
     error.add_note(advice)
     return error
-
-
-def make_directories(path: str, durable: bool) -> list[str]:
-    """Creates ``path`` and its missing parents; returns the created ones, deepest first."""
-    missing: list[str] = []
-    current = path
-    while not os.path.isdir(current):
-        missing.append(current)
-        current = os.path.dirname(current)
-    try:
-        for directory in reversed(missing):
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(directory)
-            if kind_at(directory) != "directory":
-                refuse_lost_link(directory)
-                refuse_file(directory)
-            if durable:
-                sync_directory(os.path.dirname(directory))
-    except OSError:
-        remove_empty(missing)
-        raise
-    return missing
-
-
-def remove_empty(directories: Iterable[str]) -> None:
-    """Removes those directories that are there and empty."""
-    for directory in directories:
-        with contextlib.suppress(OSError):
-            os.rmdir(directory)
-
-
-def sync_directory(path: str, *, durable: bool = False) -> None:
-    """Fsyncs a directory. Some network file systems cannot, with EINVAL, which only a ``durable`` checkpoint raises."""
-    descriptor = os.open(path, FOLDER)
-    try:
-        sync_file(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        if durable:
-            what = "directories cannot be synced here, so that a power cut could lose a checkpoint: save with Options(durable=False)"
-            raise OSError(errno.EINVAL, what, path) from error
-    finally:
-        os.close(descriptor)

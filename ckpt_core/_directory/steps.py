@@ -7,13 +7,15 @@ import json
 import operator
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ckpt_core._directory.backend import Backend
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.plain_json import refuse_keys
 from ckpt_core._format.record import dump_json, parse_json
 from ckpt_core.arguments import an
+
+if TYPE_CHECKING:
+    from ckpt_core._directory import Backend
 
 _ANY = re.compile(r"(?:.*_)?(\d+)", re.ASCII)
 MAX_STEP = 2**63 - 1

@@ -20,7 +20,6 @@ import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ckpt_core._directory.backend import Attempt
 from ckpt_core._directory.owner import lives
 from ckpt_core._errors import VISIBLE, CheckpointCorrupt, CheckpointError, CheckpointExists
 from ckpt_core._format.packed import MOST_HELD_BYTES, MOST_PACKED_BYTES, STAGING, apart, name_apart
@@ -165,8 +164,8 @@ def log_failures() -> Generator[None]:
         logger.warning("what nobody needs any more cannot be deleted: %s", error)
 
 
-class StoreAttempt(Attempt):
-    """One attempt; see ``Attempt``."""
+class StoreAttempt(contextlib.AbstractContextManager["StoreAttempt"]):
+    """One attempt; ``LocalAttempt`` says what its methods do."""
 
     def __init__(
         self, target: str, keys: Keys, token: str, version: Any = None, replaced: Iterable[str] = ()
@@ -184,6 +183,10 @@ class StoreAttempt(Attempt):
         self._data: set[str] = set()  # names of data files; in a copy without its token
         self._passes = False
         self._deciding = False
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            self.abort()
 
     def write(self, name: str, data: bytes, *, until_commit: bool = False) -> FileRecord:
         if until_commit:
@@ -207,6 +210,8 @@ class StoreAttempt(Attempt):
         if found is None:
             raise FileNotFoundError(f"{self._target}/{name}")
         return found
+
+    take = read
 
     def write_data(self, name: str, parts: Iterable[bytes]) -> None:
         self._data.add(name)
