@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ckpt_core._tree.code import type_name
-from ckpt_core._tree.fields import filled
-from ckpt_core._tree.flatten import DEFAULTDICT, Node
+from ckpt_core._tree.flatten import DEFAULTDICT, Node, filled
 from ckpt_core._tree.static import NotPlain, static_fields
 
 
