@@ -188,8 +188,7 @@ def _copied(error: BaseException) -> BaseException:
     return again.with_traceback(error.__traceback__)
 
 
-unfinished: set[Pending] = set()
-"""Running work, and saves with an error that no caller has received."""
+unfinished: set[Pending] = set()  # running work, and saves with an error that nobody has received
 
 
 def wait_for_saves(place: str, timeout_secs: float, but: Collection[Pending | None] = ()) -> None:

@@ -28,8 +28,7 @@ from ckpt_core._options import MIB
 from ckpt_core._platform import NO_LINK, READ
 
 BLOCK_BYTES = 4 * MIB
-IDLE_SECS = 30.0
-"""Maximum time in which a connection moves no byte, on either side."""
+IDLE_SECS = 30.0  # maximum time in which a connection moves no byte, on either side
 _MOST_REASON = 100  # maximum length of what is repeated of a refusal
 _MOST_CONNECTIONS = 32  # further ones are refused, and their processes try another source, or later
 _PATH = re.compile(r"/(\d{1,19})/([0-9A-Za-z]{1,64})/(\d{1,8})/(\d{1,8})")

@@ -112,8 +112,7 @@ def _record(event: Event) -> None:
         jax.monitoring.record_scalar(f"{name}/bytes", event.bytes)
 
 
-PROGRESS_SECS = 0.1
-"""Minimum interval between two progress events."""
+PROGRESS_SECS = 0.1  # minimum interval between two progress events
 _STACKS_AT_REPORT = 5  # this report shows the stacks, once: by then it is no slow disk any more
 
 

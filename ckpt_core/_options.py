@@ -270,8 +270,7 @@ def _is_level(text: str, most: int) -> bool:
     return text.isascii() and text.isdigit() and int(text) <= most
 
 
-DEFAULTS = Options()
-"""The options of a call without ``options=``."""
+DEFAULTS = Options()  # the options of a call without ``options=``
 
 
 def checked_options(options: Options | None) -> Options:

@@ -14,8 +14,7 @@ from typing import Any
 from ckpt_core._tree import Node, unflatten
 from ckpt_core._words import counted, pairs, size, time_of
 
-_MOST_SHOWN = 20
-"""A ``repr`` of a model of thousands of leaves names no more of them."""
+_MOST_SHOWN = 20  # a ``repr`` of a model of thousands of leaves names no more of them
 
 
 def _shown(values: tuple[Any, ...]) -> str:

@@ -157,8 +157,7 @@ def _installed() -> dict[str, list[EntryPoint]]:
     return {name: list(entries.values()) for name, entries in found.items()}
 
 
-_registered: dict[str, Adapter] = {}
-"""The adapters of the program itself, by the name of their class."""
+_registered: dict[str, Adapter] = {}  # the adapters of the program itself, by class
 
 
 def register(adapter: Adapter) -> None:

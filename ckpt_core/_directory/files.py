@@ -27,8 +27,7 @@ from ckpt_core._platform import FOLDER, MACOS, READ, WINDOWS
 _LEAST_BYTES = 4095
 _PIECE_BYTES = 4 * 1024 * 1024
 _AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
-"""Of renameat2 and, under the name RENAME_SWAP, of renamex_np."""
+_RENAME_EXCHANGE = 2  # of renameat2 and, under the name RENAME_SWAP, of renamex_np
 _CANNOT = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTTY)
 """What a file system answers that does not know a call."""
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)

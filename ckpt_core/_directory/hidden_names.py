@@ -24,15 +24,12 @@ from ckpt_core._directory.paths import SIGNS, already_there, has_sign, is_meant,
 from ckpt_core._errors import CheckpointCorrupt, CheckpointExists
 from ckpt_core._format.untrusted import most_bytes
 
-TEMPORARY = ".ckpt-tmp."
-"""A checkpoint that is being written or deleted; readers ignore it."""
+TEMPORARY = ".ckpt-tmp."  # a checkpoint that is being written or deleted; readers ignore it
 REPLACED = ".ckpt-old."
 """An old checkpoint between the two renames of a replacement; valid until the second one."""
-KEPT = ".ckpt-kept."
-"""An old checkpoint that was replaced, kept because the new one may not be durable."""
+KEPT = ".ckpt-kept."  # an old checkpoint that was replaced: the new one may not be durable
 
-_KINDS = {TEMPORARY: "unfinished", REPLACED: "replaced", KEPT: "kept"}
-"""In the words of a ``Trace``."""
+_KINDS = {TEMPORARY: "unfinished", REPLACED: "replaced", KEPT: "kept"}  # words of a ``Trace``
 _LABEL_BYTES = 64  # some file systems limit names to 143 bytes; the other parts need about 70
 _DIGEST_DIGITS = 16
 _RANDOM_BYTES = 4

@@ -32,8 +32,7 @@ _BUCKETS = re.compile(
 disks to us."""
 _LOCAL = re.compile(r"ext[234]|xfs|btrfs|zfs|f2fs|bcachefs|tmpfs|ramfs|overlay|squashfs|erofs")
 """File systems that no other machine can change; ``overlay`` is that of containers."""
-_ESCAPE = re.compile(r"\\([0-7]{3})")
-"""A space and the like in a mount point, as the kernel writes it."""
+_ESCAPE = re.compile(r"\\([0-7]{3})")  # such as a space in a mount point, as the kernel writes it
 _ENDLESS_BYTES = 2**50
 """Size that gcsfuse and the like report, all of it free: buckets have no end. No disk is as empty."""
 

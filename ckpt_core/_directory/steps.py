@@ -21,8 +21,7 @@ _ANY = re.compile(r"(?:.*_)?(\d+)", re.ASCII)
 MAX_STEP = 2**63 - 1
 _FOLDER = "metadata"
 _FILE = "_ROOT_METADATA"
-_EARLIER_FILE = "metadata"
-"""In which Orbax wrote the value itself until November 2024."""
+_EARLIER_FILE = "metadata"  # in which Orbax wrote the value itself until November 2024
 
 
 def is_file_name(name: object) -> bool:

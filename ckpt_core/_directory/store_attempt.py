@@ -35,10 +35,8 @@ PASSING = ".passing/"
 _OF_ATTEMPT = re.compile(r"(?:^|/)\.attempt\.([^./]+)\.|/d/([0-9a-f]{32})\.[0-9a-f]{32}$")
 """A small file of an attempt, or a data file."""
 _TOKEN = re.compile(rb'"token": ?"([0-9a-zA-Z]+)"')
-_HEAD_BYTES = 300
-"""The token is among the first fields of a record."""
-FOREIGN_ATTEMPT_SECS = 24 * 3600.0
-"""Age after which an attempt of a process on another host counts as left over."""
+_HEAD_BYTES = 300  # the token is among the first fields of a record
+FOREIGN_ATTEMPT_SECS = 24 * 3600.0  # age after which an attempt on another host counts as left over
 _MARK = b'"requires":"ckpt.json"'
 MARKED = b"{" + _MARK + b"}"
 """The description that a deletion puts where there is none of ckpt: what has one is nothing without a record."""

@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-_BLOCK = 2**20
-"""So many elements are in float64 at a time."""
-_LOWEST, _HIGHEST = -1074, 1024
-"""Exponents of the least and the greatest float64."""
+_BLOCK = 2**20  # so many elements are in float64 at a time
+_LOWEST, _HIGHEST = -1074, 1024  # exponents of the least and the greatest float64
 
 
 @dataclass

@@ -23,8 +23,7 @@ from ckpt_core._storage.files import limit
 from ckpt_core._storage.location import Location, StoreContext, answered, ts, unreadable
 
 _MAX_FOREIGN_BYTES = 2**46
-_MOST_COMPRESSED = 2**16
-"""Maximum compression ratio: zstd needs 4 bytes for 128 KiB of zeros."""
+_MOST_COMPRESSED = 2**16  # maximum compression ratio: zstd needs 4 bytes for 128 KiB of zeros
 _SMALL_BYTES = 256 * MIB
 _MOST_INNER_CHUNKS = 2**24
 BLOSC_HEADER_BYTES = 16

@@ -23,10 +23,8 @@ from ckpt_core._format.packed import pack, unpack
 from ckpt_core._layout.chunks import INLINE_BYTES
 from ckpt_core._storage.database import FRAME_BYTES, MANIFEST_MAGIC, NODE_MAGIC
 
-NODE_BYTES = 64 * 1024
-"""Maximum size of a node (about 600 keys): small, so that partial loads read few of them."""
-_ENTRY_BYTES = 12
-"""What an entry of a node takes about besides its key and its inline value."""
+NODE_BYTES = 64 * 1024  # about 600 keys: small, so that partial loads read few nodes
+_ENTRY_BYTES = 12  # what an entry of a node takes about besides its key and its inline value
 _ZSTD = 1
 _ARITY_LOG2 = 4
 _MOST_ROWS_BYTES = 2**32

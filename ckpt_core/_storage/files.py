@@ -34,8 +34,7 @@ except ImportError:  # Windows
     resource = None
 
 _NOTHING = np.empty(0, np.uint8)
-_KEEPS_DESCRIPTORS = sys.version_info < (3, 13)
-"""Whether an mmap object keeps a file descriptor open."""
+_KEEPS_DESCRIPTORS = sys.version_info < (3, 13)  # whether a mapping keeps a file descriptor open
 _FEW_FILES = 16
 _NO_FILE = {
     errno.ENOENT: "is missing",
@@ -280,8 +279,7 @@ def limit(name: str) -> int | None:
 
 _ALIGNMENT = 4096
 """Bytes: a multiple of the sectors of any disk, as places in files, in memory, and sizes must be."""
-_WINDOW_BYTES = 4 * MIB + 2 * _ALIGNMENT
-"""Takes a block with a checksum, wherever that begins."""
+_WINDOW_BYTES = 4 * MIB + 2 * _ALIGNMENT  # takes a block with a checksum, wherever that begins
 
 
 class _Window(threading.local):

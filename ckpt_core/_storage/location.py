@@ -141,8 +141,7 @@ def settled(future: Any, doing: str, timeout_secs: float | None = None) -> Any:
 
 
 _CACHE_BYTES = 100_000_000
-INDEX_FILE = "manifest.ocdbt"
-"""The file of a database that leads to all others."""
+INDEX_FILE = "manifest.ocdbt"  # the file of a database that leads to all others
 _RETRIES = {"max_retries": 12, "initial_delay": "500ms", "max_delay": "8s"}
 """About a minute in all; by default it would be a quarter of an hour."""
 _STALLS = {
@@ -237,8 +236,7 @@ def new_context() -> StoreContext:
 
 
 _COUNTS = "/tensorstore/http/response_codes"
-_REPEATED = ("408", "429")
-"""Answers after which TensorStore asks again by itself, as after those from 500 on."""
+_REPEATED = ("408", "429")  # answers after which TensorStore asks again, as after those from 500 on
 _LISTINGS = 12
 """How often Google's store is asked for a listing, if other requests of the process are refused meanwhile."""
 

@@ -28,19 +28,15 @@ from ckpt_core._storage.location import settled, ts, unreadable
 from ckpt_core._tree.leaves import LeafSpec, dtype_from_name
 
 _WATCH_SECS = 0.1
-_COPIED_BYTES = 16 * KIB
-"""Copying arrays up to this size is faster than keeping and freeing thousands of them."""
-_COPIED_FILE_BYTES = 16 * MIB
-"""Size of a data file of copied values."""
-_ALIGNMENT_BYTES = 64
-"""Values in data files begin at a multiple of it, so that they can be mapped."""
+_COPIED_BYTES = 16 * KIB  # copying arrays up to this size is faster than keeping thousands of them
+_COPIED_FILE_BYTES = 16 * MIB  # size of a data file of copied values
+_ALIGNMENT_BYTES = 64  # values in data files begin at a multiple of it, so that they can be mapped
 _PADDING = bytes(_ALIGNMENT_BYTES)
 _DESCRIBED_BYTES = 64 * KIB
 """By so much a data file may be larger than wanted, for what describes its arrays."""
 
 Piece = tuple[Region, np.ndarray[Any, Any]]
-Place = tuple[str, int, int]
-"""Path of a data file, offset and size of a value in it."""
+Place = tuple[str, int, int]  # path of a data file, offset and size of a value in it
 
 
 @dataclass(slots=True)

@@ -17,12 +17,10 @@ from ckpt_core._errors import UnsupportedLeaf
 from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core.arguments import with_article
 
-_DEEPEST = 32
-"""Maximum depth of nested wrappers that are named."""
+_DEEPEST = 32  # maximum depth of nested wrappers that are named
 _INNER = ("__wrapped__", "fun", "fn", "_fun", "func")
 """Attributes in which wrapper objects store the wrapped function."""
-_BARE_BYTES = type("_Empty", (), {}).__basicsize__
-"""Size of an instance without C fields."""
+_BARE_BYTES = type("_Empty", (), {}).__basicsize__  # size of an instance without C fields
 
 
 def function_name(value: Any, depth: int = _DEEPEST) -> str | None:

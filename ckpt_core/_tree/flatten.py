@@ -27,11 +27,9 @@ from ckpt_core.arguments import an, with_article
 
 Key = str | int | tuple[Any, ...]
 """One level of a path; tuples (of text, ints and tuples) are keys of dictionaries."""
-Path = tuple[Key, ...]
-"""Path of a leaf: one entry per level."""
+Path = tuple[Key, ...]  # path of a leaf: one entry per level
 
-MAX_DEPTH = 300
-"""Maximum nesting of a tree; also bounds the recursion over a malicious record."""
+MAX_DEPTH = 300  # maximum nesting of a tree; also bounds the recursion over a malicious record
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
