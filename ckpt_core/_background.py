@@ -227,12 +227,9 @@ def _remember(pending: Pending) -> None:
 
 def nobody_is_left() -> bool:
     """Whether the interpreter exits and only ckpt's threads remain: no load is needed any more."""
-    if threading.main_thread().is_alive():
-        return False
-    return all(
-        thread.daemon or thread.name.startswith("ckpt-") or thread is threading.main_thread()
-        for thread in threading.enumerate()
-    )
+    main = threading.main_thread()
+    others = (one for one in threading.enumerate() if one is not main and not one.daemon)
+    return not main.is_alive() and all(one.name.startswith("ckpt-") for one in others)
 
 
 def _finish() -> None:
@@ -244,12 +241,12 @@ def _finish() -> None:
         try:
             running[0].wait()
         except BaseException:
-            saves = [one.path for one in running if isinstance(one, PendingSave)]
             said = "is still being saved; interrupt again to end without it"
             if interrupted:
                 said = "was not saved: interrupted at exit"
-            for path in saves:
-                print(f"ckpt: {path} {said}", file=sys.stderr)
+            for save in running:
+                if isinstance(save, PendingSave):
+                    print(f"ckpt: {save.path} {said}", file=sys.stderr)
             if interrupted:
                 _exit_with_failure()
             interrupted = True
@@ -268,17 +265,14 @@ def _finish_last() -> None:
 
 
 def _report_failures() -> None:
-    failed = [
-        (pending.path, error)
-        for pending in list(unfinished)
-        if isinstance(pending, PendingSave) and (error := pending.unreported) is not None
-    ]
-    if not failed:
-        return
-    for path, error in failed:
-        print(f"ckpt: {path} was not saved:", file=sys.stderr)
-        traceback.print_exception(error)
-    _exit_with_failure()
+    failed = False
+    for pending in list(unfinished):
+        if isinstance(pending, PendingSave) and (error := pending.unreported) is not None:
+            print(f"ckpt: {pending.path} was not saved:", file=sys.stderr)
+            traceback.print_exception(error)
+            failed = True
+    if failed:
+        _exit_with_failure()
 
 
 def _exit_with_failure() -> None:

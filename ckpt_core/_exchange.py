@@ -7,6 +7,7 @@ to who knows the secret of the job: paths come from there alone, so no request r
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hmac
 import http.client
@@ -201,10 +202,8 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
 
 def _wake(connection: socket.socket) -> None:
-    try:
+    with contextlib.suppress(OSError):  # it is closed already
         connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # it is closed already
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -234,10 +233,10 @@ class _Handler(BaseHTTPRequestHandler):
             if int(asked[4]) >= len(paths):
                 raise FileNotFoundError(errno.ENOENT, "no such file of a part")
             file = open_plain(paths[int(asked[4])])
-        except OSError as error:  # a file that its disk does not give says nothing about the part
+        except OSError as error:
             if error.errno in _NO_FILE:  # deleted in the meantime, as a rule
                 self._refuse(HTTPStatus.NOT_FOUND)
-            else:
+            else:  # a file that its disk does not give says nothing about the part
                 why = f"It cannot read it: {error.strerror}"
                 self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, why)
             return

@@ -48,13 +48,12 @@ class Files:
         self.source: Any = source
         # type name of the handler by which Orbax loads them; None: it loads a list of them, as JSON
         self.orbax_handler: str | None = None
-        if callable(source):
-            return
-        if not isinstance(source, str | os.PathLike):
+        if not (callable(source) or isinstance(source, str | os.PathLike)):
             raise TypeError(
                 f"Files takes a path, or a function that writes into a directory; got {source!r}"
             )
-        _refuse_no_path(source)
+        if not callable(source):
+            _refuse_no_path(source)
 
     def __repr__(self) -> str:
         return f"Files({self.source!r})"

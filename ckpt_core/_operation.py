@@ -24,19 +24,11 @@ from ckpt_core._words import size
 
 logger = logging.getLogger("ckpt_core")
 
-Kind = Literal[
-    "save_started",
-    "snapshot_taken",
-    "committed",
-    "save_failed",
-    "restore_started",
-    "restored",
-    "restore_failed",
-    "progress",
-    "slow",
-    "deleted",
-    "delete_failed",
-]
+Kind = (
+    Literal["save_started", "snapshot_taken", "committed", "save_failed"]
+    | Literal["restore_started", "restored", "restore_failed"]
+    | Literal["progress", "slow", "deleted", "delete_failed"]
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +90,7 @@ def _call_listener(listener: Listener, event: Event, name: str) -> None:
     try:
         listener(event)
     except Exception:
-        # A listener's error must not fail a save. A signal handler's exception is not the
-        # listener's.
+        # it must not fail a save; an exception of a signal handler is not the listener's
         logger.exception("%s raised at %s of %s", name, event.kind, event.path)
 
 

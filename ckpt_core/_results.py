@@ -348,12 +348,11 @@ def _folded(title: str, body: str) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["<tr>" + "".join(f"<th>{_text(cell)}</th>" for cell in head) + "</tr>"]
-    for row in rows[:_MOST_ROWS]:
-        lines.append("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>")
+    tagged = [("th", head), *(("td", row) for row in rows[:_MOST_ROWS])]
+    lines = ("".join(f"<{tag}>{_text(cell)}</{tag}>" for cell in row) for tag, row in tagged)
     more = len(rows) - _MOST_ROWS
     rest = f"<div>and {more} more</div>" if more > 0 else ""
-    return f"<table>{''.join(lines)}</table>{rest}"
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>{rest}"
 
 
 def _as_json(value: Any) -> str:
