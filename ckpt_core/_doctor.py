@@ -249,9 +249,7 @@ def _probe_disk(path: str, probe_bytes: int) -> Disk:
     folder = hidden_names.make(hidden_names.TEMPORARY, path, "doctor")
     os.mkdir(folder)
     try:
-        file, small, *swapped = (
-            os.path.join(folder, name) for name in ("speed", "small", "1", "2")
-        )
+        file, small, *swapped = (f"{folder}/{name}" for name in ("speed", "small", "1", "2"))
         for name in swapped:
             os.mkdir(name)
         write_secs = _secs(lambda: _write(file, probe_bytes))

@@ -116,9 +116,8 @@ class Connection:
             while missing:
                 data = answer.read(min(BLOCK_BYTES, missing))
                 if not data:
-                    raise ConnectionError(
-                        f"{self._where} stopped {missing} bytes before the end of a file"
-                    )
+                    what = f"stopped {missing} bytes before the end of a file"
+                    raise ConnectionError(f"{self._where} {what}")
                 missing -= len(data)
                 self._used = time.monotonic()
                 yield data

@@ -49,9 +49,8 @@ class Files:
         # type name of the handler by which Orbax loads them; None: it loads a list of them, as JSON
         self.orbax_handler: str | None = None
         if not (callable(source) or isinstance(source, str | os.PathLike)):
-            raise TypeError(
-                f"Files takes a path, or a function that writes into a directory; got {source!r}"
-            )
+            wanted = "a path, or a function that writes into a directory"
+            raise TypeError(f"Files takes {wanted}; got {source!r}")
         if not callable(source):
             _refuse_no_path(source)
 

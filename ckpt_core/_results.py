@@ -135,11 +135,9 @@ class Restored(Mapping[str, Any]):
 
     def _lacks(self, item: object) -> str:
         saved = ", ".join(sorted(self.saved_items))
-        hint = (
-            f": pass {item}=... to the restore"
-            if item in self.saved_items
-            else f"; {saved} were saved"
-        )
+        hint = f"; {saved} were saved"
+        if item in self.saved_items:
+            hint = f": pass {item}=... to the restore"
         return f"no item {item!r} was restored, but {', '.join(self._values)}{hint}"
 
     def __repr__(self) -> str:
@@ -189,10 +187,10 @@ class ItemInfo:
     root: Node | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
-        files = f", files={dict(self.files)!r}" if self.files else ""
-        return (
-            f"ItemInfo(name={self.name!r}, form={self.form!r}, leaves={_shown(self.leaves)}{files})"
-        )
+        leaves, files = _shown(self.leaves), ""
+        if self.files:
+            files = f", files={dict(self.files)!r}"
+        return f"ItemInfo(name={self.name!r}, form={self.form!r}, leaves={leaves}{files})"
 
     @property
     def tree(self) -> Any:
@@ -329,9 +327,8 @@ def _of_item(item: ItemInfo) -> str:
     if not item.files:
         head = ("leaf", "dtype", "shape", "size")
         count = counted(len(item.leaves), "leaf", "leaves")
-        rows = [
-            (leaf.path, leaf.dtype, str(list(leaf.shape)), size(leaf.bytes)) for leaf in item.leaves
-        ]
+        leaves = item.leaves
+        rows = [(one.path, one.dtype, str(list(one.shape)), size(one.bytes)) for one in leaves]
     title = f"{item.name or '(a bare tree)'}: {item.form}, {count}, {size(item.bytes)}"
     return _folded(title, _table(head, rows))
 

@@ -187,9 +187,8 @@ def read_bounded(directory: str, name: str, most_bytes: int) -> bytes | None:
         return None
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise CheckpointCorrupt(
-                f"{path} is a link that leads in a circle", file=name
-            ) from error
+            what = "is a link that leads in a circle"
+            raise CheckpointCorrupt(f"{path} {what}", file=name) from error
         if WINDOWS and os.path.isdir(path):  # which nothing opens there
             return None
         if error.errno in (errno.ENXIO, errno.ENODEV) and not stat.S_ISREG(os.stat(path).st_mode):

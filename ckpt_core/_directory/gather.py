@@ -52,12 +52,10 @@ def files_below(path: str) -> list[SourceFile]:
     status = os.stat(path)
     if not stat.S_ISDIR(status.st_mode):
         return [_source(os.path.basename(path), path)]
-    return sorted(_gather(path, "", (_inode(status),)), key=lambda file: file.name)
+    return sorted(_gather(path, "", [_inode(status)]), key=lambda file: file.name)
 
 
-def _gather(
-    directory: str, folder: str, around: tuple[tuple[int, int], ...]
-) -> Iterator[SourceFile]:
+def _gather(directory: str, folder: str, around: list[tuple[int, int]]) -> Iterator[SourceFile]:
     with os.scandir(directory) as entries:
         listed = list(entries)
     for entry in listed:
@@ -75,7 +73,7 @@ def _gather(
         elif _inode(status) in around:
             raise _refused(name, entry.path, "a link to a directory that it lies in")
         else:
-            yield from _gather(entry.path, f"{name}/", (*around, _inode(status)))
+            yield from _gather(entry.path, f"{name}/", [*around, _inode(status)])
 
 
 def _source(name: str, path: str) -> SourceFile:

@@ -77,8 +77,7 @@ def parse(entry: str) -> Hidden | None:
 def inside(path: str) -> list[str] | None:
     """What a directory holds: nothing if there is none, None if something else is there; OSError if the system cannot say."""
     try:
-        with os.scandir(path) as entries:
-            return [entry.name for entry in entries]
+        return os.listdir(path)
     except FileNotFoundError:
         return []
     except NotADirectoryError:
@@ -167,9 +166,8 @@ def refuse_occupied(path: str, *, overwrite: bool) -> None:
         )
     if os.path.lexists(path) and kind_at(path) != "directory":
         what = "a file" if os.path.exists(path) else "a link that leads nowhere"
-        raise CheckpointExists(
-            f"{path} is {what}: a checkpoint is a directory; choose another path"
-        )
+        advice = "a checkpoint is a directory; choose another path"
+        raise CheckpointExists(f"{path} is {what}: {advice}")
     around = path
     while (around := os.path.dirname(around)) != os.path.dirname(around):
         if os.path.isfile(os.path.join(around, SIGNS[0])) and _is_meant(around):

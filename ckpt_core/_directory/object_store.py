@@ -82,9 +82,8 @@ class ObjectStoreBackend:
             _refuse_another(path, keys, present, record)
         if record is not None and not overwrite:
             raise already_there(path)
-        if any(key.startswith(STAGING) for key in present) or (
-            record is None and is_left(keys, present)
-        ):
+        left = record is None and is_left(keys, present)
+        if left or any(key.startswith(STAGING) for key in present):
             with log_failures():
                 tidy(keys)
             present = keys.list()
@@ -96,9 +95,8 @@ class ObjectStoreBackend:
         else:
             _refuse_others(path, present)
         said = f"{this_owner()} {int(time.time())} {introduction()}, {secrets.token_hex(4)}"
-        _put_owner(
-            path, keys, apart(token, OWNER), said.encode(), None if record is not None else version
-        )
+        missing = version if record is None else None
+        _put_owner(path, keys, apart(token, OWNER), said.encode(), missing)
         return StoreAttempt(path, keys, token, version, replaced)
 
     def _refuse_inside(self, path: str) -> None:
@@ -293,9 +291,8 @@ def _refuse_others(path: str, present: list[str]) -> None:
             "save a step into it with ckpt.Checkpointer(path).save(step, ...), or choose another path"
         )
     if others:
-        raise CheckpointExists(
-            f"{path} holds something else ({', '.join(others[:3])}): choose another path"
-        )
+        some = ", ".join(others[:3])
+        raise CheckpointExists(f"{path} holds something else ({some}): choose another path")
 
 
 def _refuse_another(path: str, keys: Keys, present: list[str], record: bytes | None) -> None:

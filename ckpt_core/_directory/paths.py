@@ -54,9 +54,8 @@ def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:
         if b"\0" in os.fsencode(text):
             raise RefusedArgument(f"{text!r}: no path can hold a zero byte")
     except UnicodeEncodeError:
-        raise RefusedArgument(
-            f"{text!r}: no path can hold a lone surrogate, which has no encoding"
-        ) from None
+        what = "a lone surrogate, which has no encoding"
+        raise RefusedArgument(f"{text!r}: no path can hold {what}") from None
     if text.startswith(_REMOTE):
         scheme, _, rest = text.partition("://")
         if not rest.strip("/") or (rest.startswith("/") and scheme != "memory"):

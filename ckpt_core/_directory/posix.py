@@ -341,11 +341,7 @@ class LocalAttempt(contextlib.AbstractContextManager["LocalAttempt"]):
 
     def files(self, known_bytes: Mapping[str, int]) -> dict[str, int]:
         """Relative path and size of every file written so far; in a store, ``known_bytes`` has those of other processes."""
-        return {
-            os.path.relpath(f"{folder}/{name}", self.path): os.stat(f"{folder}/{name}").st_size
-            for folder, _, names in os.walk(self.path, onerror=unless_absent)
-            for name in names
-        }
+        return file_sizes(self.path)
 
     def make_durable(self, record_name: str, record: bytes) -> None:
         """Writes the record after all other files, also of other processes, and makes all durable."""
@@ -414,9 +410,8 @@ class LocalAttempt(contextlib.AbstractContextManager["LocalAttempt"]):
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise already_there(self.target) from error
             if error.errno in (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP):
-                error.add_note(
-                    f"if {self.target} is in a mounted bucket, give its gs:// or s3:// URL"
-                )
+                bucket = f"if {self.target} is in a mounted bucket"
+                error.add_note(f"{bucket}, give its gs:// or s3:// URL")
             raise
 
     def _stands_at(self, path: str, *, unknown: bool) -> bool:

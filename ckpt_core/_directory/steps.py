@@ -43,10 +43,8 @@ class StepNames:
     fixed_length: int | None = None  # minimum number of digits, padded with zeros
 
     def __post_init__(self) -> None:
-        if self.fixed_length is not None and self.fixed_length < 1:
-            raise ValueError(
-                f"step_format_fixed_length must be at least 1, got {self.fixed_length}"
-            )
+        if (length := self.fixed_length) is not None and length < 1:
+            raise ValueError(f"step_format_fixed_length must be at least 1, got {length}")
         if self.prefix is not None and not is_file_name(self.prefix):
             raise ValueError(
                 "step_prefix must be printable text of at most 200 bytes without '/' and '\\', and must not begin "

@@ -219,9 +219,8 @@ class StoreAttempt(contextlib.AbstractContextManager["StoreAttempt"]):
         return self._held
 
     def files(self, known_bytes: Mapping[str, int]) -> dict[str, int]:
-        return {name: len(data) for name, data in (self._held | self._apart).items()} | {
-            **known_bytes
-        }
+        own = {name: len(data) for name, data in (self._held | self._apart).items()}
+        return {**own, **known_bytes}
 
     def make_durable(self, record_name: str, record: bytes) -> None:
         self._record = record_name, record

@@ -191,9 +191,8 @@ def _differing_nodes(
     item: str, a: Node, b: Node, below: Collection[Path] | None
 ) -> list[NodeDifference]:
     """Where two trees differ beside their leaves, on the way to the leaves ``below`` (None: everywhere)."""
-    nodes_a, nodes_b = (
-        {format_path(path): text for path, text in _nodes_of(root, ())} for root in (a, b)
-    )
+    both = (_nodes_of(root, ()) for root in (a, b))
+    nodes_a, nodes_b = ({format_path(path): text for path, text in nodes} for nodes in both)
     prefixes = (path[:length] for path in below or () for length in range(len(path) + 1))
     wanted = set(map(format_path, prefixes))
     found: list[NodeDifference] = []

@@ -33,6 +33,7 @@ try:
 except ImportError:  # Windows
     resource = None
 
+Array = np.ndarray[Any, Any]
 _NOTHING = np.empty(0, np.uint8)
 _KEEPS_DESCRIPTORS = sys.version_info < (3, 13)  # whether a mapping keeps a file descriptor open
 _FEW_FILES = 16
@@ -76,9 +77,7 @@ class StoreFiles:
         self._location = location
         self._store: Any = ts.KvStore.open(location.spec(), context=context()).result()
 
-    def read(
-        self, file: str, offset: int, target: np.ndarray[Any, Any], end: int | None = None
-    ) -> int:
+    def read(self, file: str, offset: int, target: Array, end: int | None = None) -> int:
         stop = offset + target.size
         future = self._store.read(file, byte_range=slice(offset, stop))
         try:
@@ -138,12 +137,10 @@ class DataFiles:
         self._is_local = is_local
         self._past_cache = past_cache
         self._open: dict[str, _OpenFile] = {}
-        self._mapped: dict[str, np.ndarray[Any, Any] | None] = {}
+        self._mapped: dict[str, Array | None] = {}
         self._lock = threading.Lock()
 
-    def read(
-        self, file: str, offset: int, target: np.ndarray[Any, Any], end: int | None = None
-    ) -> int:
+    def read(self, file: str, offset: int, target: Array, end: int | None = None) -> int:
         """Reads into ``target``; gives the bytes read, fewer at the file's end. This thread reads on up to ``end``, if given."""
         opened = self._open.get(file) or self._opened(file)
         descriptor = opened.descriptor
@@ -194,13 +191,13 @@ class DataFiles:
             stream.seek(offset)
             return stream.readinto(target) or 0
 
-    def mapped(self, file: str) -> np.ndarray[Any, Any] | None:
+    def mapped(self, file: str) -> Array | None:
         """All bytes of a file as a private mapping: only changed pages take memory. None if the system allows no further one."""
         if file not in self._mapped:
             self._mapped[file] = self._map(file)
         return self._mapped[file]
 
-    def _map(self, file: str) -> np.ndarray[Any, Any] | None:
+    def _map(self, file: str) -> Array | None:
         if _KEEPS_DESCRIPTORS and len(_alive) >= _part_of_most_files():
             return None
         opened = self._opened(file)
@@ -286,7 +283,7 @@ class _Window(threading.local):
     """What a thread read last, the bytes from ``start`` to ``stop`` of ``file``; and up to where it reads through the cache."""
 
     def __init__(self) -> None:
-        self.bytes: np.ndarray[Any, Any] | None = None
+        self.bytes: Array | None = None
         self.file, self.start, self.stop = "", 0, 0
         self.cached: tuple[str, int, int] = "", 0, 0
 
@@ -313,9 +310,7 @@ class PastCache:
         with contextlib.suppress(OSError):
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
-    def read(
-        self, file: str, descriptor: int, offset: int, target: np.ndarray[Any, Any], end: int
-    ) -> int:
+    def read(self, file: str, descriptor: int, offset: int, target: Array, end: int) -> int:
         """Reads some bytes into ``target``; gives how many: 0 at the file's end, or if they must be read through the cache. This
         thread reads on up to ``end``. Windows go by the file's name, since another file may get the descriptor's number later.
         """

@@ -35,7 +35,8 @@ _PADDING = bytes(_ALIGNMENT_BYTES)
 _DESCRIBED_BYTES = 64 * KIB
 """By so much a data file may be larger than wanted, for what describes its arrays."""
 
-Piece = tuple[Region, np.ndarray[Any, Any]]
+Array = np.ndarray[Any, Any]
+Piece = tuple[Region, Array]
 Place = tuple[str, int, int]  # path of a data file, offset and size of a value in it
 
 
@@ -56,9 +57,13 @@ class _Chunk(NamedTuple):
     """A chunk that waits to be written."""
 
     key: str
-    values: np.ndarray[Any, Any]  # a view, of any order
+    values: Array  # a view, of any order
     in_chunk: Region
     array: ArrayToWrite
+
+
+_Content = tuple[int, bytes | _Chunk, bool]
+"""Position of a value, its content, and whether that is a chunk, whose checksums cover it."""
 
 
 @dataclass(slots=True)
@@ -66,8 +71,7 @@ class _Batch:
     """What the next data file of a kind will hold."""
 
     limit_bytes: int
-    # position of each value, its content, and whether that is a chunk, whose checksums cover it
-    contents: list[tuple[int, bytes | _Chunk, bool]] = field(default_factory=list[Any])
+    contents: list[_Content] = field(default_factory=list[Any])
     size_bytes: int = 0
     holds_chunks: bool = False  # else only what describes arrays
 
@@ -219,9 +223,7 @@ class ArrayWriter:
             batch.contents, batch.size_bytes, batch.holds_chunks = [], 0, False
             self._jobs.append(self._workers.submit(job))
 
-    def _write_file(
-        self, number: int, contents: Sequence[tuple[int, bytes | _Chunk, bool]]
-    ) -> None:
+    def _write_file(self, number: int, contents: Sequence[_Content]) -> None:
         """Job: writes a data file. Its digest is of what no block checksum covers: of all, if chunks are compressed."""
         compressed = any(isinstance(one, _Chunk) and one.array.codec for _, one, _ in contents)
         crc = size_bytes = 0
@@ -264,7 +266,7 @@ class ArrayWriter:
         self.checksums[chunk.key] = tuple(crcs)
 
 
-def _encoded(values: np.ndarray[Any, Any], key: str, dtype: str, codec: str) -> bytes:
+def _encoded(values: Array, key: str, dtype: str, codec: str) -> bytes:
     """A compressed chunk, as TensorStore reads it."""
     name, _, level = codec_parts(codec)
     if name == "zstd":
@@ -274,9 +276,7 @@ def _encoded(values: np.ndarray[Any, Any], key: str, dtype: str, codec: str) -> 
     return array.kvstore[chunk_key((0,) * values.ndim)]
 
 
-def decode_chunk(
-    data: memoryview, name: str, dtype: str, codec: str, out: np.ndarray[Any, Any]
-) -> None:
+def decode_chunk(data: memoryview, name: str, dtype: str, codec: str, out: Array) -> None:
     """Decodes a compressed chunk of an array into ``out``, which is contiguous; CheckpointCorrupt if it does not fill that."""
     refuse_without_memory(name, out.nbytes)
     if codec_parts(codec)[0] == "zstd":

@@ -68,10 +68,8 @@ def code_name(value: Any) -> str | None:
 
 def wrapped_name(value: Any) -> str | None:
     """The name of the function that a registered container such as jax's ``Partial`` wraps."""
-    is_one = isinstance(value, functools.partial) or isinstance(
-        getattr(value, "__qualname__", None), str
-    )
-    return function_name(value) if is_one else None
+    named = isinstance(getattr(value, "__qualname__", None), str)
+    return function_name(value) if named or isinstance(value, functools.partial) else None
 
 
 def advice_for(value: Any) -> str:

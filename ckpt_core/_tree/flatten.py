@@ -192,9 +192,9 @@ class _Walk:
             return NONE
         if cls is Below:
             node = self.visit(value.value, path)
-            return (
-                leaf_below(value.key) if node is LEAF else Node("expanded", (), (node,), value.key)
-            )
+            if node is LEAF:
+                return leaf_below(value.key)
+            return Node("expanded", (), (node,), value.key)
         if cls is WithConstants:
             node = self.visit(value.state, path)
             if node.kind != "dict":
@@ -286,9 +286,8 @@ class _Walk:
                 _refuse_more_than_fields(value, fields, format_path(path))
             return self._container("namedtuple", fields, value, path, type_name(cls), make)
         try:
-            keyed, treedef = jax.tree_util.tree_flatten_with_path(
-                value, is_leaf=lambda x: x is not value
-            )
+            flattened = jax.tree_util.tree_flatten_with_path
+            keyed, treedef = flattened(value, is_leaf=lambda one: one is not value)
         except (AttributeError, TypeError):  # jax's and Equinox's say no path
             _refuse_unset(value, format_path(path))
             raise

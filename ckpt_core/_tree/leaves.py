@@ -17,6 +17,8 @@ from ckpt_core._lazy import jax
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.code import advice_for, unsupported
 
+Array = np.ndarray[Any, Any]
+
 TEXT_KINDS = frozenset({"str", "bigint", "generator", "random_state", "py_random"})
 """Kinds of leaves that are stored as text."""
 
@@ -291,7 +293,7 @@ def _unplain(value: Any) -> Any:
     return value
 
 
-def to_host_array(leaf: Any, spec: LeafSpec) -> np.ndarray[Any, Any]:
+def to_host_array(leaf: Any, spec: LeafSpec) -> Array:
     """The array as which a host leaf is stored; a view of a numpy array if possible."""
     if type(leaf) is np.ndarray and leaf.dtype == spec.numpy_dtype:
         return leaf
@@ -300,20 +302,20 @@ def to_host_array(leaf: Any, spec: LeafSpec) -> np.ndarray[Any, Any]:
     return as_stored(np.asarray(leaf, dtype_from_name(spec.dtype)), spec)
 
 
-def as_stored(array: np.ndarray[Any, Any], spec: LeafSpec) -> np.ndarray[Any, Any]:
+def as_stored(array: Array, spec: LeafSpec) -> Array:
     """A view of the array with the dtype that is stored."""
     stored = dtype_from_name(spec.stored_dtype)
     return array if array.dtype == stored else array.view(stored)
 
 
-def as_logical(array: np.ndarray[Any, Any], spec: LeafSpec) -> np.ndarray[Any, Any]:
+def as_logical(array: Array, spec: LeafSpec) -> Array:
     """A view of the stored array with the leaf's own dtype; key data stays uint32."""
     if spec.kind == "key" or spec.stored_dtype == spec.dtype:
         return array
     return array.view(dtype_from_name(spec.dtype))
 
 
-def from_host_array(array: np.ndarray[Any, Any], spec: LeafSpec) -> Any:
+def from_host_array(array: Array, spec: LeafSpec) -> Any:
     """The leaf of a host kind (numpy, scalar, bytes); the inverse of ``to_host_array``."""
     match spec.kind:
         case "bytes":

@@ -83,8 +83,8 @@ def match(
             result.missing.append(format_path(path))
             if rules.missing == "error":
                 text = "something" if spec is None else str(spec)
-                missing = Mismatch(format_path(path), "missing", None, text, None, item)
-                result.mismatches.append(missing)
+                lacking = Mismatch(result.missing[-1], "missing", None, text, None, item)
+                result.mismatches.append(lacking)
             continue
         used.add(position)
         if spec is not None and spec != saved[position][1]:
@@ -94,9 +94,8 @@ def match(
             continue
         result.unexpected.append(format_path(path))
         if rules.unexpected == "error":
-            result.mismatches.append(
-                Mismatch(format_path(path), "unexpected", str(spec), None, None, item)
-            )
+            beyond = Mismatch(result.unexpected[-1], "unexpected", str(spec), None, None, item)
+            result.mismatches.append(beyond)
     if result.mismatches:
         result.mismatches = _with_nearest(result.mismatches)
     return result
