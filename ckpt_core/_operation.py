@@ -209,14 +209,9 @@ class Operation:
         )
         if self._reports == _STACKS_AT_REPORT:
             logger.warning("%s of %s: its threads are at\n%s", self.what, self.path, self._stacks())
-        self.happened(
-            "slow",
-            self.done_bytes,
-            total_bytes=self.total_bytes,
-            phase=self.phase,
-            waits_for=absent,
-            resident_bytes=resident,
-        )
+        more: dict[str, Any] = {"total_bytes": self.total_bytes, "phase": self.phase}
+        more |= {"waits_for": absent, "resident_bytes": resident}
+        self.happened("slow", self.done_bytes, **more)
 
     def _stacks(self) -> str:
         """Where the thread that works and those of ckpt are, but for those that report."""

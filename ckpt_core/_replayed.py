@@ -173,10 +173,8 @@ class Replayed(Generic[T]):
         if at.batches:
             found = self._after(at, batch).digest()
             if digest == _NOT_COMPARED or found == _NOT_COMPARED:
-                logger.warning(
-                    "ckpt.Replayed: batch %d of epoch %d has no digest, so it was not compared",
-                    *(at.batches, at.epoch),
-                )
+                text = "ckpt.Replayed: batch %d of epoch %d has no digest, so it was not compared"
+                logger.warning(text, at.batches, at.epoch)
             elif found != digest:
                 raise _misfit(at, "digest", f"{digest:08x}", f"{found:08x}")
             text = "ckpt.Replayed has taken and dropped %d batches of epoch %d again, in %.2f s"
@@ -188,10 +186,8 @@ class Replayed(Generic[T]):
         crc, arrays, left_out = _digested(batch)
         if left_out and not self._said_left_out:
             self._said_left_out = True
-            logger.warning(
-                "ckpt.Replayed compares arrays, numbers and text of a batch: it leaves out %s",
-                left_out,
-            )
+            text = "ckpt.Replayed compares arrays, numbers and text of a batch: it leaves out %s"
+            logger.warning(text, left_out)
         return _Position(at.epoch, at.batches + 1, False, crc, arrays)
 
 

@@ -304,11 +304,8 @@ def _of_report(report: RestoreReport) -> str:
         ("of another dtype, converted", report.cast),
         ("with another sharding now", report.resharded),
     ]
-    lines = [
-        _folded(f"{len(paths)} {what}", _table(("leaf",), [(path,) for path in paths]))
-        for what, paths in lists
-        if paths
-    ]
+    tables = ((what, [(path,) for path in paths]) for what, paths in lists if paths)
+    lines = (_folded(f"{len(rows)} {what}", _table(("leaf",), rows)) for what, rows in tables)
     return "".join(lines) or "<div>no leaves</div>"
 
 

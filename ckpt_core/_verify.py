@@ -165,10 +165,8 @@ def verify(path: str | os.PathLike[str], *, options: Options | None = None) -> V
         return VerifyReport(False, (Problem(error.file or RECORD_FILE, str(error), error.leaf),), 0)
     note = "written by Orbax, which records no checksums: nothing can be verified"
     if layout_of(opened) == "safetensors":
-        note = (
-            "safetensors, a format without checksums: header and sizes are as they must be, and no more can "
-            "be verified"
-        )
+        note = "safetensors, a format without checksums: header and sizes are as they must be"
+        note += ", and no more can be verified"
     return VerifyReport(False, (Problem(opened.path, note),), 0, has_checksums=False)
 
 

@@ -120,10 +120,8 @@ class ObjectStoreBackend:
         most = most_bytes(name) if limit_bytes is None else limit_bytes
         # after it was read: an object is not sparse, so a huge one is unlikely
         if data is not None and len(data) > most:
-            raise CheckpointCorrupt(
-                f"{path}/{name} has {len(data)} bytes, and can have {most} at most: it is damaged",
-                file=name,
-            )
+            what = f"has {len(data)} bytes, and can have {most} at most: it is damaged"
+            raise CheckpointCorrupt(f"{path}/{name} {what}", file=name)
         return data
 
     def put(self, path: str, name: str, data: bytes) -> None:

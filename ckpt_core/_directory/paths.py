@@ -160,10 +160,8 @@ def _has_no_end(path: str) -> bool:
 
 SIGNS = ("ckpt.json", "_CHECKPOINT_METADATA", "_METADATA", "orbax.checkpoint", "commit_success.txt")
 """File names that mark a directory as a checkpoint; one of them is enough to read it as one."""
-_KEYS = {
-    "_CHECKPOINT_METADATA": (b'"item_handlers"', b'"init_timestamp_nsecs"', b'"custom_metadata"'),
-    "_METADATA": (b'"tree_metadata"',),
-}
+_STEP_KEYS = (b'"item_handlers"', b'"init_timestamp_nsecs"', b'"custom_metadata"')
+_KEYS = {"_CHECKPOINT_METADATA": _STEP_KEYS, "_METADATA": (b'"tree_metadata"',)}
 
 
 def has_sign(path: str) -> bool:

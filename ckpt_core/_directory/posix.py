@@ -181,13 +181,9 @@ class PosixBackend:
                 changed = os.stat(path).st_mtime_ns
                 with os.scandir(path) as entries:
                     inside = list(entries)
-                found = [
-                    one.name
-                    for one in inside
-                    if one.name[0] != "."
-                    and (one.is_dir() or (one.is_symlink() and not os.path.exists(one.path)))
-                ]
                 hidden = frozenset(one.name for one in inside if one.name[0] == ".")
+                shown = (one for one in inside if one.name not in hidden)
+                found = [one.name for one in shown if one.is_dir() or _leads_nowhere(one)]
                 if any(name.startswith(REPLACED) for name in hidden):
                     found += hidden_names.interrupted(path).keys() - set(found)
                 # a listing is not one moment: what is renamed meanwhile may be in it under neither name
@@ -458,6 +454,10 @@ def why_immovable(path: str) -> str:
         f"{path} belongs to user {os.lstat(path).st_uid}, and this process may not write in it, so it moves and deletes nothing "
         f"there: its owner allows that by chmod -R g+w {shlex.quote(os.path.dirname(path))}"
     )
+
+
+def _leads_nowhere(entry: os.DirEntry[str]) -> bool:
+    return entry.is_symlink() and not os.path.exists(entry.path)
 
 
 def _is_item(path: str) -> bool:

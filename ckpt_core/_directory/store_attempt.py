@@ -228,10 +228,8 @@ class StoreAttempt(contextlib.AbstractContextManager["StoreAttempt"]):
     def commit(self) -> None:
         record_name, record = self._record
         if not self._keys.get(apart(self._token, OWNER)):
-            raise CheckpointError(
-                f"{self._target}: another writer took this one for dead, and removed what it had written: "
-                "nothing was committed"
-            )
+            what = "another writer took this one for dead, and removed what it had written"
+            raise CheckpointError(f"{self._target}: {what}: nothing was committed")
         self._deciding = True
         try:
             # If the answer to the put is lost, its repetition fails although the first one succeeded.
@@ -356,11 +354,9 @@ def is_left(keys: Keys, present: Sequence[str]) -> bool:
         return True
     others = (key for key in present if token_in(key) is None and key != RECORD)
     owners = [token for token, place in attempts_in(present).items() if not place]
-    return (
-        bool(owners)
-        and all(map(_COPY.fullmatch, others))
-        and all(_is_dead(keys.get(apart(token, OWNER)) or b"") for token in owners)
-    )
+    if not owners or not all(map(_COPY.fullmatch, others)):
+        return False
+    return all(_is_dead(keys.get(apart(token, OWNER)) or b"") for token in owners)
 
 
 def files_of(record: bytes | None) -> Iterable[str] | None:

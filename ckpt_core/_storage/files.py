@@ -147,12 +147,11 @@ class DataFiles:
         try:
             done = 0
             if self._past_cache is not None:
-                end = end or offset + target.size
-                while done < target.size and (
-                    count := self._past_cache.read(
-                        file, descriptor, offset + done, target[done:], end
-                    )
-                ):
+                end, read = end or offset + target.size, self._past_cache.read
+                while done < target.size:
+                    count = read(file, descriptor, offset + done, target[done:], end)
+                    if count == 0:
+                        break
                     done += count
             view: Any = memoryview(target.data)
             while done < len(view):

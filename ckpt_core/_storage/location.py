@@ -114,11 +114,9 @@ def answered(found: Any, doing: str) -> Any:
 
 def refused_oddly(doing: str) -> OSError:
     """The error for a request that had no condition, and was answered that its condition is not met."""
-    return OSError(
-        errno.EPROTO,
-        f"{doing}: the store refused the request (412, or 304): check what policies the bucket and the organization "
-        "have",
-    )
+    advice = "check what policies the bucket and the organization have"
+    text = f"{doing}: the store refused the request (412, or 304): {advice}"
+    return OSError(errno.EPROTO, text)
 
 
 def settled(future: Any, doing: str, timeout_secs: float | None = None) -> Any:

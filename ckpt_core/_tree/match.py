@@ -62,10 +62,9 @@ def match(
     for position, (key, (path, _)) in enumerate(zip(saved_keys, saved, strict=True)):
         if by_key.setdefault(key, position) != position:
             if not loose:
-                raise CheckpointCorrupt(
-                    f"two leaves have the path {format_path(path)!r}: the checkpoint is damaged",
-                    leaf=format_path(path),
-                )
+                text = format_path(path)
+                what = f"two leaves have the path {text!r}: the checkpoint is damaged"
+                raise CheckpointCorrupt(what, leaf=text)
             both = f"{format_path(saved[by_key[key]][0])!r} and {format_path(path)!r}"
             raise ValueError(
                 f"rename= gives {both} the same path {format_path(renamed_path(path, rules.rename))!r}"

@@ -76,10 +76,8 @@ def _plain_parts(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]
 def recorded_fields(value: Any, children: Sequence[str]) -> dict[str, Any] | None:
     """The fields that are not children, as JSON values; None if one of them is not plain."""
     try:
-        return {
-            name: _dump(getattr(value, name), _DEEPEST)
-            for name in _static_names(type(value), tuple(children))
-        }
+        names = _static_names(type(value), tuple(children))
+        return {name: _dump(getattr(value, name), _DEEPEST) for name in names}
     except (ValueError, AttributeError):
         return None
 
