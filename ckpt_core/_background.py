@@ -39,7 +39,7 @@ class Pending:
         self.unreported: BaseException | None = None  # the error, until a caller has received it
         self.ended = self._failed = False  # ended: as done(), for those who ask often
         self._claim = threading.Lock()  # taken once: by the work's thread or by abandon
-        self._abandoned = self.launched = False
+        self._abandoned = False
         self._ident: int | None = None
         self._low = low
         self._caller_left, self._ended = threading.Event(), threading.Event()
@@ -52,7 +52,6 @@ class Pending:
             self._run_here()
             _report_failures()
             return
-        self.launched = True
         try:
             self._thread.start()
         except RuntimeError:
@@ -193,7 +192,7 @@ unfinished: set[Pending] = set()  # running work, and saves with an error that n
 
 def wait_for_saves(place: str, timeout_secs: float, but: Collection[Pending | None] = ()) -> None:
     """Blocks until no background save of this process, but for these, writes at a path, above it or below."""
-    saves = [one for one in list(unfinished) if isinstance(one, PendingSave) and _is_running(one)]
+    saves = [one for one in list(unfinished) if isinstance(one, PendingSave) and not one.ended]
     if any(one.is_this_thread() for one in saves):
         return  # another save may wait for the one of this thread
     for one in saves:
@@ -237,7 +236,7 @@ def _finish() -> None:
     if os.getpid() != HOME.pid:
         return  # in a forked child: the saves belong to its parent
     interrupted = False
-    while running := [one for one in list(unfinished) if _is_running(one)]:
+    while running := [one for one in list(unfinished) if not one.ended]:
         try:
             running[0].wait()
         except BaseException:
@@ -250,11 +249,6 @@ def _finish() -> None:
             if interrupted:
                 _exit_with_failure()
             interrupted = True
-
-
-def _is_running(pending: Pending) -> bool:
-    # Work whose thread was never launched would never end.
-    return pending.launched and not pending.ended
 
 
 def _finish_last() -> None:

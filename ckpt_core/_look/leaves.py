@@ -68,15 +68,14 @@ class Trees:
         self.path, self.metadata = opened.path, opened.metadata
         self.items: dict[str, list[Leaf]] = {}
         self.others: dict[str, str] = {}
-        self.all_paths: dict[str, Sequence[Path]] = {}  # of the leaves of each tree, chosen or not
-        self._saved: dict[str, SavedItem] = {}
+        self.trees: dict[str, SavedItem] = {}  # as they were saved, with all leaves
         for name, item in opened.items.items():
             if item.form != "tree":
                 self.others[name] = item.form
                 continue
             if isinstance(item, OrbaxItem):
                 item = with_specs(opened, item, self._context)
-            self._saved[name], self.items[name], self.all_paths[name] = item, [], item.paths
+            self.trees[name], self.items[name] = item, []
             text_of = opened.texts(item)
             for n in positions_of(item.paths, item.specs, selector(only, item=item.name)):
                 spec = item.specs[n]
@@ -85,18 +84,18 @@ class Trees:
 
     def root(self, item: str) -> Node | None:
         """The structure of an item, with the types of its containers; None if its format has none."""
-        saved = self._saved[item]
+        saved = self.trees[item]
         return saved.root if isinstance(saved, NativeItem) else None
 
     def chosen(self, item: str) -> list[Path]:
         """Paths of the leaves that ``only`` takes."""
-        return [self._saved[item].paths[leaf.place] for leaf in self.items[item]]
+        return [self.trees[item].paths[leaf.place] for leaf in self.items[item]]
 
     def pieces(
         self, item: str, leaves: Sequence[Leaf], itemsizes: Sequence[int] = ()
     ) -> Generator[Array]:
         """The values of leaves, ``regions()`` of each in turn, of its item size or that given; close it, its threads read ahead."""
-        saved, sizes = self._saved[item], itemsizes or [leaf.itemsize for leaf in leaves]
+        saved, sizes = self.trees[item], itemsizes or [leaf.itemsize for leaf in leaves]
         sized = zip(leaves, sizes, strict=True)
         wants = [Want(leaf.place, [part]) for leaf, size in sized for part in leaf.regions(size)]
         with self._opened.held():
@@ -109,7 +108,8 @@ class Trees:
 
 def check_found(only: Any, *sides: Trees) -> None:
     """Raises CheckpointNotFound if ``only=``, or one of its patterns, matches no leaf on any side."""
-    idle = idle_patterns(only, [tree for side in sides for tree in side.all_paths.items()])
+    trees = ((name, item.paths) for side in sides for name, item in side.trees.items())
+    idle = idle_patterns(only, trees)
     if idle or (only is not None and not any(any(side.items.values()) for side in sides)):
         where = ", ".join(side.path for side in sides)
         raise CheckpointNotFound(f"{where}: only={idle or only!r} matches no leaf")

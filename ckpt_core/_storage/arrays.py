@@ -142,8 +142,7 @@ def memory_bytes() -> int:
         # ``max`` is no number: there is no limit
         with contextlib.suppress(ValueError, OSError), open(file, encoding="ascii") as opened:
             known.append(int(opened.read()))
-    own = limit("RLIMIT_AS")
-    return min(known if own is None else [*known, own])
+    return min(*known, limit("RLIMIT_AS") or sys.maxsize)
 
 
 def most_chunk_bytes(stored_bytes: int) -> int:
