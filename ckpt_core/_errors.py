@@ -82,11 +82,11 @@ class Mismatch:
 
     Attributes:
         path: path of the leaf, as text with ``/``.
-        kind: ``missing`` (wanted, not saved), ``unexpected`` (saved, not wanted), ``shape``,
-            ``dtype``, ``sharding`` (the mesh does not divide the shape), ``function`` (another
-            name, or on one side only), ``static`` (a number, flag, enum or dtype that jax does not
-            flatten, which the target keeps), ``rename`` (an entry of ``rename=`` that matches nothing),
-            ``rule`` (one of ``rules=`` that does), ``select`` (no such part of the leaf), or ``kind`` (for example an array where a string was saved).
+        kind: ``missing`` (wanted, not saved), ``unexpected`` (saved, not wanted), ``shape``, ``dtype``, ``sharding``
+            (the mesh does not divide the shape), ``function`` (another name, or on one side only), ``static`` (a
+            number, flag, enum or dtype that jax does not flatten, which the target keeps), ``rename``, ``rule`` (an
+            entry of ``rename=``, ``rules=`` that matches nothing), ``select`` (no such part of the leaf), or
+            ``kind`` (for example an array where a string was saved).
         saved: description of the saved leaf, or None.
         wanted: description of the target's leaf, or None.
         nearest: the most similar path on the other side, or None.

@@ -36,11 +36,10 @@ class Event:
     """One event of one checkpoint.
 
     Attributes:
-        kind: ``save_started``, ``snapshot_taken`` (the call returns: ``secs`` is how long it
-            blocked), ``committed`` (durable), ``save_failed``, ``restore_started``, ``restored``,
-            ``restore_failed``, ``progress`` (of a running save or restore), ``slow`` (it has
-            taken ``Options.report_secs``, or a multiple; from a thread of its own), ``deleted``,
-            ``delete_failed``.
+        kind: ``save_started``, ``snapshot_taken`` (the call returns: ``secs`` is how long it blocked), ``committed``
+            (durable), ``save_failed``, ``restore_started``, ``restored``, ``restore_failed``, ``progress`` (of a
+            running save or restore), ``slow`` (it has taken ``Options.report_secs``, or a multiple; from a thread of
+            its own), ``deleted``, ``delete_failed``.
         path: path or URL of the checkpoint.
         step: step number in a Checkpointer's directory, else None.
         bytes: array bytes that this process wrote or read; in a progress event, so far; compressed ones as stored.

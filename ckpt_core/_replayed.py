@@ -53,13 +53,13 @@ class _Position:
 class Replayed(Generic[T]):
     """An iterator over batches whose position is saved, though what makes them has none: a generator, a torch ``DataLoader``.
 
-    A restore calls ``make`` again, takes the batches that were taken before and drops them. The last one must be the batch
-    that the saved run took: their digests are compared. So ``make`` must give the same batches each time: seed it. The
-    restore blocks meanwhile; the log says how long. Each process saves the position of its own stream, so
-    as many processes must restore.
+    A restore calls ``make`` again, takes the batches that were taken before and drops them. The last one must be the
+    batch that the saved run took: their digests are compared, so seed ``make``. The restore blocks meanwhile; the log
+    says how long. Each process saves the position of its own stream, so as many processes must restore.
 
-    - ``next`` and ``for`` go on from where the stream stands. At its end they stop, and the next ``iter`` or ``for`` begins
-      another epoch, for which ``make`` is called again. At the end of an epoch a restore skips, and compares, nothing.
+    - ``next`` and ``for`` continue where the stream stands. At its end they stop, and the next ``iter`` or ``for``
+      begins another epoch, for which ``make`` is called again. At the end of an epoch a restore skips, and compares,
+      nothing.
     - Put threads that prefetch inside of ``make``: around this object, batches that they hold count as taken.
     - If the stream raises, or Ctrl-C stops it, the next call makes it anew and moves it on.
     - A part of a batch that is neither array, number nor text is not compared, and one warning names it. Neither is a batch

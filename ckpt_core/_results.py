@@ -196,9 +196,9 @@ class ItemInfo:
     def tree(self) -> Any:
         """The saved pytree, with a ``LeafInfo`` in place of each leaf; None if it is no tree.
 
-        Its containers are those that ``load`` without a target gives, None and empty ones included:
-        a NamedTuple or dataclass whose class this program has not imported becomes one of the
-        same name or a dict. Made anew at each access, so it may be changed.
+        Its containers are those that ``load`` without a target gives, None and empty ones included: a NamedTuple or
+        dataclass of a class that this program has not imported becomes one of the same name or a dict. Made anew at
+        each access, so it may be changed.
         """
         if self.root is None:
             return None

@@ -31,13 +31,13 @@ class Adapter(Protocol):
 
     Optional methods:
 
-    * ``copy(objects)``: a copy of each object, or None for one that cannot be copied, for ``load(path, like=obj)``. Parts
-      that the originals share are shared by the copies, too.
+    * ``copy(objects)``: a copy of each object, or None for one that cannot be copied, for ``load(path, like=obj)``.
+      What the originals share the copies share.
     * ``align(obj, saved, *, ordered)``, of frameworks that number their names: the mapping saved path -> path in
       ``get_state(obj)``, and the set of paths, of either side, that are neither restored nor reported. Each leaf in
       ``saved`` has ``shape`` and ``dtype``; ``ordered`` if they are in the order of the saved tree.
-    * ``renamed(rename, saved)``, where names occur inside paths or have other separators: saved path -> new path, for
-      the saved paths that ``rename=`` changes.
+    * ``renamed(rename, saved)``, where names occur inside paths or have other separators: saved path -> new path, of
+      what ``rename=`` changes.
     * ``is_filter(only)``: whether ``only=`` is a filter of the framework; ``select(obj, only)``: the predicate of
       (path, leaf) for it, or for a class.
     * ``wanted(obj, saved)``, of objects that create their state lazily: the state to restore, instead of ``get_state``.
@@ -57,18 +57,16 @@ class Adapter(Protocol):
 
     Optional attributes:
 
-    * ``per_process = True``: each process has its own state (a data pipeline). Such an adapter also
-      has ``to_text(state) -> str`` and ``from_text(obj, text) -> state``, for the file
-      ``process_{i}-of-{n}.json`` that other tools read.
-    * ``shares = True``: ``get_state(obj, seen)`` is called with a dict, empty at the start of each
-      tree. The adapter adds the ids of parts that it has stored, and omits parts that are already
-      in it, which another object of the tree shares.
-    * ``written_anew = True``, on the adapter or on a user's object: its state is generated for each
-      save and need not be restored (the description of a model), so a resumed run may save it
-      without having restored it.
+    * ``per_process = True``: each process has its own state (a data pipeline). Such an adapter also has
+      ``to_text(state) -> str`` and ``from_text(obj, text) -> state``, for the file ``process_{i}-of-{n}.json`` that
+      other tools read.
+    * ``shares = True``: ``get_state(obj, seen)`` is called with a dict, empty at the start of each tree. The adapter
+      adds the ids of parts that it has stored, and omits those that are in it: another object of the tree shares them.
+    * ``written_anew = True``, on the adapter or on a user's object: its state is generated for each save (the
+      description of a model), so a resumed run may save it without having restored it.
     * ``reads_renames``, on a user's object: the keys of ``rename=`` that it handles itself.
-    * ``arrays_are_writable = True``: jax arrays may share host memory that the user can write to,
-      so an asynchronous save copies them.
+    * ``arrays_are_writable = True``: jax arrays may share host memory that the user can write to, so an asynchronous
+      save copies them.
     * ``accepts_any_structure = True``: the object accepts a state of any structure.
 
     Example:
