@@ -52,10 +52,10 @@ def files_below(path: str) -> list[SourceFile]:
     status = os.stat(path)
     if not stat.S_ISDIR(status.st_mode):
         return [_source(os.path.basename(path), path)]
-    return sorted(_gather(path, "", [_inode(status)]), key=lambda file: file.name)
+    return sorted(_gather(path, "", [status]), key=lambda file: file.name)
 
 
-def _gather(directory: str, folder: str, around: list[tuple[int, int]]) -> Iterator[SourceFile]:
+def _gather(directory: str, folder: str, around: list[os.stat_result]) -> Iterator[SourceFile]:
     with os.scandir(directory) as entries:
         listed = list(entries)
     for entry in listed:
@@ -70,10 +70,10 @@ def _gather(directory: str, folder: str, around: list[tuple[int, int]]) -> Itera
             raise
         if not stat.S_ISDIR(status.st_mode):
             yield _source(name, entry.path)
-        elif _inode(status) in around:
+        elif any(os.path.samestat(status, one) for one in around):
             raise _refused(name, entry.path, "a link to a directory that it lies in")
         else:
-            yield from _gather(entry.path, f"{name}/", [*around, _inode(status)])
+            yield from _gather(entry.path, f"{name}/", [*around, status])
 
 
 def _source(name: str, path: str) -> SourceFile:
@@ -96,10 +96,6 @@ def _refused(name: str, path: str, what: str) -> UnsupportedLeaf:
         leaf=name,
         type_name="file",
     )
-
-
-def _inode(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
 
 
 def pieces_of(source: SourceFile) -> Iterator[bytes]:

@@ -259,8 +259,7 @@ def reading(path: str, head: bytes) -> Generator[None]:
             if file.lock(SHARED):
                 break
             time.sleep(_READER_PAUSE_SECS)
-        mine, there = os.fstat(file.descriptor), os.stat(path)
-        same_file = (mine.st_ino, mine.st_dev) == (there.st_ino, there.st_dev)
+        same_file = os.path.samestat(os.fstat(file.descriptor), os.stat(path))
         if not same_file or os.read(file.descriptor, len(head)) != head:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         yield

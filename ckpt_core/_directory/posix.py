@@ -290,7 +290,7 @@ class LocalAttempt(contextlib.AbstractContextManager["LocalAttempt"]):
         ""  # of the name of each data file, by which it is known as one of this attempt
     )
     superseded: list[str] = field(default_factory=list[str])  # to be deleted after the commit
-    identity: tuple[int, int] | None = None  # device and inode, set by commit()
+    written: os.stat_result | None = None  # status of the directory, set by commit()
     replaced: str | None = None  # path to which the commit moves the old checkpoint
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -354,8 +354,7 @@ class LocalAttempt(contextlib.AbstractContextManager["LocalAttempt"]):
         """Makes the durable checkpoint visible to readers, and then deletes the one that it replaces. An error after it
         became visible undoes nothing, and ``is_visible`` recognizes it.
         """
-        status = os.lstat(self.path)
-        self.identity = status.st_dev, status.st_ino
+        self.written = os.lstat(self.path)
         try:
             self._put_in_place()
             if self.durable:
@@ -418,11 +417,11 @@ class LocalAttempt(contextlib.AbstractContextManager["LocalAttempt"]):
             return False
         except OSError:
             return unknown
-        return (status.st_dev, status.st_ino) == self.identity
+        return self.written is not None and os.path.samestat(status, self.written)
 
     def abort(self) -> None:
         """Deletes the files of this attempt, unless it is already visible; never raises."""
-        if self.identity is not None and not self._stands_at(self.path, unknown=False):
+        if self.written is not None and not self._stands_at(self.path, unknown=False):
             return  # already visible; the hidden name is now the replaced checkpoint's, or free
         # Other threads and processes may still be writing and recreate directories: retry for 2 s.
         for _ in range(_ABORT_TRIES):

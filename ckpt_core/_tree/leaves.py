@@ -232,9 +232,9 @@ def to_text(leaf: Any, spec: LeafSpec) -> str:
             bits = leaf.bit_generator
             seed = bits.seed_seq  # which ``spawn`` uses
             seeded = {"seed": seed.state} if isinstance(seed, np.random.SeedSequence) else {}
-            return json.dumps(_plain({"state": bits.state, **seeded}))
+            return json.dumps({"state": bits.state, **seeded}, default=_plain)
         case "random_state":
-            return json.dumps(_plain(leaf.get_state(legacy=False)))
+            return json.dumps(leaf.get_state(legacy=False), default=_plain)
         case _:
             return json.dumps(leaf.getstate())
 
@@ -251,7 +251,7 @@ def from_text(text: str, spec: LeafSpec) -> Any:
         case "bigint":
             return int(text, 16)
         case "generator":
-            value = _unplain(json.loads(text))
+            value = json.loads(text, object_hook=_unplain)
             seed = value.get("seed")
             if seed and not seed["pool_size"] <= _MOST_SEED_WORDS:
                 raise ValueError(f"impossible pool of a seed, {seed['pool_size']} words")
@@ -259,7 +259,7 @@ def from_text(text: str, spec: LeafSpec) -> Any:
             bits.state = value["state"]
             return np.random.Generator(bits)
         case "random_state":
-            value = _unplain(json.loads(text))
+            value = json.loads(text, object_hook=_unplain)
             state = np.random.RandomState(_bit_generator(value["bit_generator"])())
             state.set_state(value)
             return state
@@ -278,18 +278,15 @@ def _bit_generator(name: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+    """What stands in JSON for an array or a number of numpy."""
     if isinstance(value, np.ndarray):
         return {"array": value.tolist(), "dtype": value.dtype.name}
-    return value.item() if isinstance(value, np.generic) else value
+    return value.item()
 
 
-def _unplain(value: Any) -> Any:
-    if isinstance(value, dict):
-        if value.keys() == {"array", "dtype"}:
-            return np.array(value["array"], dtype_from_name(value["dtype"]))
-        return {key: _unplain(item) for key, item in value.items()}
+def _unplain(value: dict[str, Any]) -> Any:
+    if value.keys() == {"array", "dtype"}:
+        return np.array(value["array"], dtype_from_name(value["dtype"]))
     return value
 
 
