@@ -265,12 +265,10 @@ def _check_leaves(opened: NativeCheckpoint, item: SavedItem, options: Options) -
         wants = _wants(opened, item)
     except CheckpointCorrupt as error:
         return [Problem(error.file or item.directory, str(error))]
-    try:
+    with contextlib.suppress(CheckpointError):
         for _ in read_leaves(opened, item, wants, options, new_context()):
             pass
         return []
-    except CheckpointError:
-        pass
     problems: list[Problem] = []
     for want in wants:
         try:

@@ -147,12 +147,9 @@ _LEAVES = (np.random.Generator, np.random.RandomState)
 
 
 @functools.cache
-def _installed() -> dict[str, list[EntryPoint]]:
-    """The entry points by root package; an installation that is found twice counts once."""
-    found: dict[str, dict[str, EntryPoint]] = {}
-    for entry in entry_points(group=GROUP):
-        found.setdefault(entry.name, {})[entry.value] = entry
-    return {name: list(entries.values()) for name, entries in found.items()}
+def _installed() -> dict[tuple[str, str], EntryPoint]:
+    """The entry points by root package and object; an installation that is found twice counts once."""
+    return {(entry.name, entry.value): entry for entry in entry_points(group=GROUP)}
 
 
 _registered: dict[str, Adapter] = {}  # the adapters of the program itself, by class
@@ -203,12 +200,9 @@ def _for_class(cls: type) -> Any:
     if accepting:
         return _only(accepting, cls, "registered")
     for base in cls.__mro__:
-        entries = _installed().get(base.__module__.partition(".")[0], ())
-        found: dict[str, Any] = {}
-        for entry in entries:
-            adapter = entry.load()
-            if adapter.accepts(cls):
-                found[entry.value] = adapter
+        root = base.__module__.partition(".")[0]
+        loaded = {value: one.load() for (name, value), one in _installed().items() if name == root}
+        found = {value: adapter for value, adapter in loaded.items() if adapter.accepts(cls)}
         if found:
             return _only(found, cls, "installed")
     has_state = all(callable(getattr(cls, verb, None)) for verb in ("get_state", "set_state"))

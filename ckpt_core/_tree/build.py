@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import sys
 import warnings
@@ -122,17 +123,11 @@ def _are_fields_of(cls: type, kind: str, fields: list[str]) -> bool:
     return known == fields or (kind == "custom" and sorted(known) == sorted(fields))
 
 
-def _candidate_modules(module_name: str) -> Iterator[Any]:
-    root = module_name.partition(".")[0]
-    if root in TRUSTED_ROOTS and root not in sys.modules:
-        try:
-            __import__(root)
-        except ImportError:
-            return
-    if module_name in sys.modules:
-        yield sys.modules[module_name]
+def _candidate_modules(module_name: str) -> list[Any]:
+    names, root = [module_name], module_name.partition(".")[0]
     if root in TRUSTED_ROOTS:
-        # A class may have moved to another private module since; its public name still exists.
-        for public in (root, f"{root}.contrib", f"{root}.schedules"):
-            if public in sys.modules:
-                yield sys.modules[public]
+        with contextlib.suppress(ImportError):
+            __import__(root)
+        # a class may have moved to another private module since; its public name still exists
+        names += [root, f"{root}.contrib", f"{root}.schedules"]
+    return [sys.modules[name] for name in names if name in sys.modules]
