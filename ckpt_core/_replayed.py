@@ -123,7 +123,7 @@ class Replayed(Generic[T]):
             if at.ended:
                 raise StopIteration
             if self._stream is None or not self._moved:
-                self._stream = self._stream_at(at, at.digest())
+                self._stream = self._stream_at(at)
             self._moved = False  # until it is known what becomes of this call
             try:
                 batch = next(self._stream)
@@ -150,11 +150,11 @@ class Replayed(Generic[T]):
             raise StructureMismatch([saved], where="the stream of batches") from None
         with self._turn:
             if batches:
-                self._stream = self._stream_at(at, crc)
+                self._stream = self._stream_at(at)
             self._at, self._moved = at, batches > 0
 
-    def _stream_at(self, at: _Position, digest: int) -> Iterator[T]:
-        """A new stream, from which as many batches were taken; raises StructureMismatch if the last is not that of the digest."""
+    def _stream_at(self, at: _Position) -> Iterator[T]:
+        """A new stream at a position; raises StructureMismatch if the batch that was taken last is not the one of its digest."""
         began = time.monotonic()
         made = self._make(at.epoch) if _takes_epoch(self._make) else self._make()
         stream = iter(made)
@@ -171,7 +171,7 @@ class Replayed(Generic[T]):
                 taken = f"{at.batches} batches taken"
                 raise _misfit(at, "length", taken, f"{number} batches in all") from None
         if at.batches:
-            found = self._after(at, batch).digest()
+            digest, found = at.digest(), self._after(at, batch).digest()
             if digest == _NOT_COMPARED or found == _NOT_COMPARED:
                 text = "ckpt.Replayed: batch %d of epoch %d has no digest, so it was not compared"
                 logger.warning(text, at.batches, at.epoch)

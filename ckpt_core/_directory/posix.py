@@ -14,22 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckpt_core._directory import hidden_names
-from ckpt_core._directory.files import (
-    cannot_write,
-    exchange,
-    file_sizes,
-    kind_at,
-    link_new,
-    make_directories,
-    read_bounded,
-    remove,
-    remove_empty,
-    size_of,
-    sync_directory,
-    sync_file,
-    unless_absent,
-)
+from ckpt_core._directory import files, hidden_names
 from ckpt_core._directory.hidden_names import KEPT, REPLACED, TEMPORARY
 from ckpt_core._directory.owner import (
     SHARED,
@@ -63,7 +48,7 @@ class PosixBackend:
         syncs all files and directories. CheckpointExists if what is at ``path`` must not or cannot be replaced.
         """
         if WINDOWS:
-            raise cannot_write(path)
+            raise files.cannot_write(path)
         if not path.isascii():
             refuse_path(path)
         parent, name = os.path.split(path)
@@ -73,14 +58,14 @@ class PosixBackend:
         if aside is not None:  # a replacement was interrupted between its two renames
             os.rename(aside, path)
         hidden_names.refuse_occupied(path, overwrite=overwrite)
-        created = make_directories(parent, durable)
+        created = files.make_directories(parent, durable)
         attempt = LocalAttempt(path, temporary, overwrite, durable, created)
         try:
             if beside:
                 attempt.superseded = _clean_named(parent, beside)
             os.mkdir(temporary)
         except BaseException as error:
-            remove_empty([temporary, *created])
+            files.remove_empty([temporary, *created])
             if isinstance(error, OSError) and error.filename == temporary:
                 error.filename = path  # the one that the caller knows
             raise
@@ -94,12 +79,13 @@ class PosixBackend:
         """The content of a file of a checkpoint, or None if there is none; follows links. CheckpointCorrupt if it is no
         regular file, a dangling link, or larger than ``limit_bytes`` (by default ``most_bytes`` of its name).
         """
-        return read_bounded(path, name, most_bytes(name) if limit_bytes is None else limit_bytes)
+        limit = most_bytes(name) if limit_bytes is None else limit_bytes
+        return files.read_bounded(path, name, limit)
 
     def put(self, path: str, name: str, data: bytes) -> None:
         """Atomically writes or replaces a small file next to the checkpoints."""
         self._put_held(path, name, data).close()
-        sync_directory(path)
+        files.sync_directory(path)
 
     def claim(self, path: str, name: str, data: bytes) -> Claim:
         """Writes a file and keeps it locked until the claim is closed or the process ends; a store has no locks."""
@@ -116,16 +102,16 @@ class PosixBackend:
             os.rename(file, taken)
             if not (self.read(*os.path.split(taken)) or b"").startswith(beginning):
                 with contextlib.suppress(FileExistsError):  # unless a third one has claimed it
-                    link_new(taken, file)  # of a writer who claimed it since the first look
+                    files.link_new(taken, file)  # of a writer who claimed it since the first look
         finally:
-            remove(taken)
+            files.remove(taken)
 
     def _put_held(self, path: str, name: str, data: bytes) -> LockFile:
         """Atomically writes a file and returns it, open and with a shared lock."""
         if WINDOWS:
-            raise cannot_write(path)
+            raise files.cannot_write(path)
         # Durable, because a later save syncs only the directories that it creates itself.
-        make_directories(path, durable=True)
+        files.make_directories(path, durable=True)
         temporary = hidden_names.make(TEMPORARY, path, name)
         try:
             # O_RDWR: NFS wants the file open for reading for a shared lock.
@@ -133,10 +119,10 @@ class PosixBackend:
             file.lock(SHARED)
             with open(file.descriptor, "wb", closefd=False) as stream:
                 stream.write(data)
-            sync_file(file.descriptor)
+            files.sync_file(file.descriptor)
             os.replace(temporary, os.path.join(path, name))
         except BaseException:  # also an interrupt by a signal handler
-            remove(temporary)
+            files.remove(temporary)
             raise
         return file
 
@@ -150,24 +136,24 @@ class PosixBackend:
         """Relative path and size of every file of a checkpoint; -1 for anything but a regular file. Follows links,
         but enters each directory once. An object store, which has to read a file for its size, takes ``known_bytes``.
         """
-        return file_sizes(path)
+        return files.file_sizes(path)
 
     def size(self, path: str, name: str) -> int | None:
         """Size of one file, as in ``files``; None if there is none."""
-        return size_of(os.path.join(path, name))
+        return files.size_of(os.path.join(path, name))
 
     def remove(self, path: str, name: str) -> None:
         """Deletes a small file next to the checkpoints, if it is there."""
         file = os.path.join(path, name)
         if self.exists(file):
             if WINDOWS:
-                raise cannot_write(path)
-            remove(file)
-            sync_directory(path)
+                raise files.cannot_write(path)
+            files.remove(file)
+            files.sync_directory(path)
 
     def exists(self, path: str) -> bool:
         """Whether there is anything at ``path``."""
-        return kind_at(path, follow=False) != ""
+        return files.kind_at(path, follow=False) != ""
 
     def children(self, path: str) -> list[str]:
         """The ``children`` of a ``look``."""
@@ -220,7 +206,7 @@ class PosixBackend:
         the directory of that name next to it, which is made if missing. Raises BlockingIOError if a reader holds it.
         """
         if WINDOWS:
-            raise cannot_write(path)
+            raise files.cannot_write(path)
         parent, name = os.path.split(path)
         standing = self.replaced(path) or path
         if reason := why_immovable(standing):
@@ -239,14 +225,14 @@ class PosixBackend:
                 old = [f"{parent}/{one.entry}" for one in beside if one.kind != TEMPORARY]
                 old = [path for path in old if path != standing]
                 if old:
-                    sync_directory(parent)
+                    files.sync_directory(parent)
                     hidden_names.discard(old)
                 os.rename(standing, gone)
             if trash is None:
                 os.unlink(gone) if os.path.islink(gone) else shutil.rmtree(gone)
         except BaseException:
             if trash is None:
-                remove(gone)  # after the rename the deletion is irrevocable: try to finish it
+                files.remove(gone)  # after the rename the deletion is irrevocable: try to finish it
             raise
 
     def clean(self, path: str, *, only_look: bool = False) -> list[str]:
@@ -263,7 +249,7 @@ class PosixBackend:
         entries = hidden_names.removable(path)
         with contextlib.suppress(OSError):
             if entries:
-                sync_directory(path)
+                files.sync_directory(path)
                 hidden_names.discard(os.path.join(path, entry) for entry in entries)
                 return entries
         return []
@@ -315,7 +301,7 @@ class LocalAttempt(contextlib.AbstractContextManager["LocalAttempt"]):
                     file.write(part)
                 file.flush()
                 if self.durable:
-                    sync_file(file.fileno())
+                    files.sync_file(file.fileno())
         except OSError as error:
             name_file(error, full)
             raise
@@ -337,18 +323,18 @@ class LocalAttempt(contextlib.AbstractContextManager["LocalAttempt"]):
 
     def files(self, known_bytes: Mapping[str, int]) -> dict[str, int]:
         """Relative path and size of every file written so far; in a store, ``known_bytes`` has those of other processes."""
-        return file_sizes(self.path)
+        return files.file_sizes(self.path)
 
     def make_durable(self, record_name: str, record: bytes) -> None:
         """Writes the record after all other files, also of other processes, and makes all durable."""
         if self.durable:
-            for directory, _, _ in os.walk(self.path, topdown=False, onerror=unless_absent):
+            for directory, _, _ in os.walk(self.path, topdown=False, onerror=files.unless_absent):
                 if directory != self.path:
-                    sync_directory(directory, durable=True)
+                    files.sync_directory(directory, durable=True)
         # The record comes last: a directory without it is not a checkpoint.
         self.write(record_name, record)
         if self.durable:
-            sync_directory(self.path, durable=True)
+            files.sync_directory(self.path, durable=True)
 
     def commit(self) -> None:
         """Makes the durable checkpoint visible to readers, and then deletes the one that it replaces. An error after it
@@ -358,7 +344,7 @@ class LocalAttempt(contextlib.AbstractContextManager["LocalAttempt"]):
         try:
             self._put_in_place()
             if self.durable:
-                sync_directory(os.path.dirname(self.target))
+                files.sync_directory(os.path.dirname(self.target))
         except BaseException as error:
             if not self._stands_at(self.target, unknown=True):
                 raise  # not visible: the caller aborts
@@ -382,11 +368,11 @@ class LocalAttempt(contextlib.AbstractContextManager["LocalAttempt"]):
             self._rename_to_target()
             return
         self.replaced = self.path
-        if exchange(self.path, self.target):
+        if files.exchange(self.path, self.target):
             return
         parent, name = os.path.split(self.target)
         if self.superseded:  # between the two renames, only one old checkpoint may be found
-            sync_directory(parent)
+            files.sync_directory(parent)
             hidden_names.discard(self.superseded)
         aside = self.replaced = hidden_names.make(REPLACED, parent, name)
         try:
@@ -425,11 +411,11 @@ class LocalAttempt(contextlib.AbstractContextManager["LocalAttempt"]):
             return  # already visible; the hidden name is now the replaced checkpoint's, or free
         # Other threads and processes may still be writing and recreate directories: retry for 2 s.
         for _ in range(_ABORT_TRIES):
-            remove(self.path)
+            files.remove(self.path)
             time.sleep(_ABORT_PAUSE_SECS)
             if not os.path.lexists(self.path):
                 break
-        remove_empty(self.created)
+        files.remove_empty(self.created)
 
 
 def _clean_named(parent: str, beside: list[hidden_names.Hidden]) -> list[str]:
@@ -440,7 +426,7 @@ def _clean_named(parent: str, beside: list[hidden_names.Hidden]) -> list[str]:
     if dead:
         with contextlib.suppress(OSError):
             # first: one of them may be a checkpoint that was replaced by a rename that is not durable yet
-            sync_directory(parent)
+            files.sync_directory(parent)
             hidden_names.discard(dead)
     return [path for path in paths if path not in saves]
 
@@ -462,7 +448,7 @@ def _leads_nowhere(entry: os.DirEntry[str]) -> bool:
 def _is_item(path: str) -> bool:
     """Whether a folder is an item that Orbax has written; one that may not be looked into is none."""
     try:
-        return bool(kind_at(f"{path}/_METADATA"))
+        return bool(files.kind_at(f"{path}/_METADATA"))
     except PermissionError:
         return False
 

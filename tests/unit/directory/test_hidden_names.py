@@ -73,7 +73,7 @@ class Killed(BaseException):
 
 
 def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckpt_core._directory.posix.exchange", lambda one, other: False)
+    monkeypatch.setattr("ckpt_core._directory.files.exchange", lambda one, other: False)
 
 
 def die_between_the_renames(path: Path, value: float, patch: pytest.MonkeyPatch) -> None:
