@@ -196,16 +196,10 @@ class Operation:
             whole = f" of {size(self.total_bytes)}" if self.total_bytes else ""
             progress = f", {size(self.done_bytes)}{whole}, {rate}"
         absent, resident = awaited(), _resident_bytes()
-        logger.warning(
-            "%s of %s has taken %.0f s: %s%s%s%s",
-            self.what,
-            self.path,
-            time.monotonic() - self.began,
-            self.phase,
-            progress,
-            f"; waits for processes {list(absent)}" if absent else "",
-            f"; this process uses {size(resident)}" if resident else "",
-        )
+        secs, text = time.monotonic() - self.began, self.phase + progress
+        text += f"; waits for processes {list(absent)}" if absent else ""
+        text += f"; this process uses {size(resident)}" if resident else ""
+        logger.warning("%s of %s has taken %.0f s: %s", self.what, self.path, secs, text)
         if self._reports == _STACKS_AT_REPORT:
             logger.warning("%s of %s: its threads are at\n%s", self.what, self.path, self._stacks())
         more: dict[str, Any] = {"total_bytes": self.total_bytes, "phase": self.phase}

@@ -212,14 +212,11 @@ def _for_class(cls: type) -> Any:
 def _only(found: Mapping[str, Any], cls: type, how: str) -> Any:
     """The only adapter of a class; raises CheckpointError if there are several: which of two saves an object must not be chance."""
     if len(found) > 1:
-        raise CheckpointError(
-            f"{len(found)} adapters are {how} for {cls.__module__}.{cls.__qualname__}: {', '.join(sorted(found))}. "
-            + (
-                "Uninstall the package of all but one, or ckpt.register the one that you want"
-                if how == "installed"
-                else "Register one of them, or let their accepts() distinguish the classes"
-            )
-        )
+        advice = "Register one of them, or let their accepts() distinguish the classes"
+        if how == "installed":
+            advice = "Uninstall the package of all but one, or ckpt.register the one that you want"
+        what = f"{len(found)} adapters are {how} for {cls.__module__}.{cls.__qualname__}"
+        raise CheckpointError(f"{what}: {', '.join(sorted(found))}. {advice}")
     return next(iter(found.values()))
 
 

@@ -187,14 +187,11 @@ class StoreAttempt(contextlib.AbstractContextManager["StoreAttempt"]):
             self.abort()
 
     def write(self, name: str, data: bytes, *, until_commit: bool = False) -> FileRecord:
+        room_bytes = MOST_PACKED_BYTES - sum(map(len, self._held.values()))
         if until_commit:
             self._passes = True
             self._keys.put(apart(self._token, PASSING + name), data)
-        elif (
-            self._version is None
-            or len(data) > MOST_HELD_BYTES
-            or len(data) + sum(map(len, self._held.values())) > MOST_PACKED_BYTES
-        ):
+        elif self._version is None or len(data) > min(MOST_HELD_BYTES, room_bytes):
             self._keys.put(apart(self._token, name), data)
             self._apart[name] = data
         else:

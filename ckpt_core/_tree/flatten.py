@@ -304,7 +304,8 @@ class _Walk:
 
     def _registered(self, value: Any, path: Path, keyed: list[Any], treedef: Any) -> Node:
         """The node of a registered pytree class; ``keyed`` are its children with jax's keys."""
-        is_static = not keyed and treedef.node_data()[1] is value
+        aux = treedef.node_data()[1]
+        is_static = not keyed and aux is value
         if is_static and self._saving and not self._modules and is_lost(value):
             raise refused(
                 value,
@@ -313,20 +314,17 @@ class _Walk:
                 "Leave it out: of flax.nnx.split(model) save the state, or save the model itself",
             )
         make = treedef.unflatten if self._keep else None
-        # A class with fields, as opposed to a registered mapping or sequence.
-        module = any(isinstance(key_path[0], _field_keys()) for key_path, _ in keyed)
+        kinds = {type(key_path[0]) for key_path, _ in keyed}
+        named, numbered = _field_keys()
+        # a class with fields, as opposed to a registered mapping or sequence
+        module = named in kinds or numbered in kinds
         self._modules += module
         keys = [_path_entry(key_path[0]) for key_path, _ in keyed]
         children = [child for _, child in keyed]
         node = self._container("custom", keys, children, path, type_name(type(value)), make)
         self._modules -= module
-        static = static_text(
-            value,
-            node.keys,
-            by_field=all(isinstance(key_path[0], _field_keys()[0]) for key_path, _ in keyed),
-            aux=treedef.node_data()[1],
-            names_function=not any_node(node, lambda below: below.kind == "code"),
-        )
+        by_field, code = kinds <= {named}, any_node(node, lambda below: below.kind == "code")
+        static = static_text(value, node.keys, by_field=by_field, aux=aux, names_function=not code)
         return dataclasses.replace(node, static=static) if static else node
 
     def _dataclass(self, value: Any, path: Path) -> Node:
