@@ -96,10 +96,8 @@ class Restored(Mapping[str, Any]):
         self._values = values
         self.saved_items = saved_items  # in the checkpoint, restored or not
         self.read_items = set[str]()  # whose values were read from this object so far
-        self.step = step
-        self.path = path
-        self.metadata = metadata
-        self.report = report
+        self.step, self.path = step, path
+        self.metadata, self.report = metadata, report
 
     def __getitem__(self, item: str) -> Any:
         try:

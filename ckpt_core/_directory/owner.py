@@ -97,9 +97,7 @@ def _start_time(pid: int) -> str | None:
 
 
 def lives(owner: str) -> bool | None:
-    """Whether the owner is alive; None if it runs on another host or is unknown. Where the system does not say when a
-    process started (no /proc), a later one with the owner's id counts as it: what is left is deleted after that.
-    """
+    """Whether the owner is alive; None if it runs on another host or is unknown. Without /proc, a later process with its id counts."""
     parts = _OWNER.fullmatch(owner)
     if parts is None or parts[1] != _host() or int(parts[2]) == 0:
         return None

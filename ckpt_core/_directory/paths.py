@@ -105,9 +105,7 @@ def refuse_path(path: str) -> None:
 
 
 def _mount_of(path: str) -> tuple[str, str]:
-    """Type and source of the mount that a path lies in or will be made in, as the kernel names them
-    (proc_pid_mountinfo(5)); of two at one place, the later hides the earlier. Empty where they cannot be known.
-    """
+    """Type and source of the mount in which a path lies or will lie, as the kernel names them; empty if they are not known."""
     try:
         with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
             lines = file.read().splitlines()
@@ -115,7 +113,7 @@ def _mount_of(path: str) -> tuple[str, str]:
     except OSError:
         return "", ""
     longest, found = -1, ("", "")
-    for line in lines:
+    for line in lines:  # proc_pid_mountinfo(5); of two at one place, the later hides the earlier
         fields, _, rest = line.partition(" - ")
         point = _ESCAPE.sub(lambda one: chr(int(one[1], 8)), (fields.split(" ") + [""] * 5)[4])
         if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= longest:

@@ -168,9 +168,7 @@ class StoreAttempt(contextlib.AbstractContextManager["StoreAttempt"]):
     def __init__(
         self, target: str, keys: Keys, token: str, version: Any = None, replaced: Iterable[str] = ()
     ) -> None:
-        self._target = target
-        self._keys = keys
-        self._token = token
+        self._target, self._keys, self._token = target, keys, token
         self._version = version  # of ``ckpt.json`` at the start; None in a process that joined
         self._replaced = {*replaced}  # keys of the checkpoint that the attempt replaces
         self.path = f"{target}/{STAGING}{token}"
@@ -179,8 +177,7 @@ class StoreAttempt(contextlib.AbstractContextManager["StoreAttempt"]):
         self._held: dict[str, bytes] = {}
         self._apart: dict[str, bytes] = {}
         self._data: set[str] = set()  # names of data files; in a copy without its token
-        self._passes = False
-        self._deciding = False
+        self._passes = self._deciding = False
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is not None:

@@ -1,7 +1,4 @@
-"""The index of an OCDBT database: nodes and manifest, encoded at once from columns of numpy. Pure.
-
-The format is that of ``database``, which decodes it.
-"""
+"""The index of an OCDBT database, which ``database`` decodes: nodes and manifest, encoded from columns of numpy. Pure."""
 
 from __future__ import annotations
 

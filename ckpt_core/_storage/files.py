@@ -132,10 +132,8 @@ class DataFiles:
         is_local: Callable[[str], bool] = lambda _: True,
         past_cache: PastCache | None = None,
     ) -> None:
-        self._location = location
-        self._sizes = sizes_bytes or {}
-        self._is_local = is_local
-        self._past_cache = past_cache
+        self._location, self._sizes = location, sizes_bytes or {}
+        self._is_local, self._past_cache = is_local, past_cache
         self._open: dict[str, _OpenFile] = {}
         self._mapped: dict[str, Array | None] = {}
         self._lock = threading.Lock()
@@ -339,9 +337,7 @@ class PastCache:
         return True
 
     def _fill(self, file: str, descriptor: int, offset: int, end: int) -> None:
-        """Reads what comes next into this thread's window. On an error (no direct reads, larger sectors, no memory) it has
-        nothing; a read through the cache follows, and may fail, too.
-        """
+        """Reads what comes next into this thread's window; that is empty after an error (no direct reads, larger sectors)."""
         window = self._window
         window.file = ""
         start = offset - offset % _ALIGNMENT

@@ -92,11 +92,8 @@ class ArrayWriter:
         file_bytes: int,
         max_host_bytes: int,
     ) -> None:
-        self._write = write
-        self._workers = workers
-        self._prefix = prefix
-        self._first = first
-        self._limit_bytes = max_host_bytes
+        self._write, self._workers = write, workers
+        self._prefix, self._first, self._limit_bytes = prefix, first, max_host_bytes
         self._described: dict[bytes, int] = {}  # zarr.json -> position of the value
         self._copies = _Batch(min(file_bytes, _COPIED_FILE_BYTES))
         self._views = _Batch(file_bytes + _DESCRIBED_BYTES)
