@@ -39,11 +39,8 @@ _SYSTEM_ERROR = re.compile(r"os_error_code='(\d+)'")
 _CURL_ERROR = re.compile(r"curl_code='\d+'")
 _HTTP_STATUS = re.compile(r"http_response_code='(\d+)'")
 _CODE = re.compile(r"(?:^|: )([A-Z_]{5,}): ")
-_NO_ACCESS = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED"})
-_NO_ANSWER = frozenset({"ABORTED", "UNAVAILABLE", "RESOURCE_EXHAUSTED"})
 _BAD_CREDENTIALS = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")
 """What S3 answers with status 400, as if the request were malformed."""
-_NO_PROFILE = "Failed to create credentials provider"
 _OF_THE_DATA = frozenset({0, 304, 404, 412, 416})
 """HTTP statuses that say something of the object, or none: every other one is the store's refusal."""
 
@@ -59,16 +56,17 @@ def refusal(error: BaseException, doing: str) -> OSError | None:
     status = int(found[1]) if found else 0
     codes = set(_CODE.findall(text[: found.start() if found else None]))
     expired = status == 400 and any(f"<Code>{code}</Code>" in text for code in _BAD_CREDENTIALS)
-    expired = expired or _NO_PROFILE in text
+    expired = expired or "Failed to create credentials provider" in text
     no_answer = not status and _CURL_ERROR.search(text)  # such as a certificate that is not valid
-    if status in (401, 403) or codes & _NO_ACCESS or expired:
+    no_answer = no_answer or codes & {"ABORTED", "UNAVAILABLE", "RESOURCE_EXHAUSTED"}
+    if status in (401, 403) or codes & {"PERMISSION_DENIED", "UNAUTHENTICATED"} or expired:
         number = errno.EACCES
         what = "refused access: check that its credentials are there, not expired, and allow this"
     elif status == 404:  # an object that is missing is no failure of a request
         number, what = errno.ENOENT, "has no such bucket: make it first"
     elif "DEADLINE_EXCEEDED" in codes:
         number, what = errno.ETIMEDOUT, "did not answer in time"
-    elif no_answer or status == 429 or status >= 500 or codes & _NO_ANSWER:
+    elif no_answer or status == 429 or status >= 500:
         what = "did not answer as it should, and all retries were used up: try again"
         return ConnectionError(errno.ECONNABORTED, f"{doing}: the store {what} ({error})")
     elif status not in _OF_THE_DATA:
@@ -84,7 +82,6 @@ def failure(error: BaseException, doing: str) -> Exception:
     return refusal(error, doing) or CheckpointError(f"{doing}: {error}")
 
 
-_UNKNOWN = "unspecified"
 _ABSENT = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG}
 )
@@ -107,7 +104,7 @@ def answered(found: Any, doing: str) -> Any:
     """What a read without conditions gave. OSError if a policy refused it with a status for unmet conditions (304, 412),
     which TensorStore gives back as a value of an unknown state.
     """
-    if found.state == _UNKNOWN:
+    if found.state == "unspecified":
         raise refused_oddly(doing)
     return found
 

@@ -315,7 +315,7 @@ class _Walk:
             )
         make = treedef.unflatten if self._keep else None
         kinds = {type(key_path[0]) for key_path, _ in keyed}
-        named, numbered = _field_keys()
+        named, numbered = jax.tree_util.GetAttrKey, jax.tree_util.FlattenedIndexKey
         # a class with fields, as opposed to a registered mapping or sequence
         module = named in kinds or numbered in kinds
         self._modules += module
@@ -426,12 +426,6 @@ def filled(cls: type, attributes: Mapping[str, Any]) -> Any:
 
 DEFAULTDICT = "collections:defaultdict of "
 """Prefix of the type name of a ``dict`` node that is a defaultdict; the factory's name follows."""
-
-
-@functools.cache
-def _field_keys() -> tuple[type, ...]:
-    """jax's key types for the children of a class with fields: with names, and without."""
-    return jax.tree_util.GetAttrKey, jax.tree_util.FlattenedIndexKey
 
 
 def _path_entry(key: Any) -> Key:

@@ -37,7 +37,7 @@ def selector(
     texts = [only] if isinstance(only, str) else list(only)
     if not all(isinstance(text, str) for text in texts):
         raise TypeError(f"only={only!r}: patterns are text, such as 'params/**'")
-    exact = {text for text in texts if not _has_wildcards(text)}
+    exact = {text for text in texts if "*" not in text and "?" not in text}
     patterns = [pattern_to_regex(text) for text in texts if text not in exact]
 
     def selected(path: Path, spec: LeafSpec) -> bool:
@@ -48,10 +48,6 @@ def selector(
         return any(one.fullmatch(inside) or one.fullmatch(full) for one in patterns)
 
     return selected
-
-
-def _has_wildcards(text: str) -> bool:
-    return "*" in text or "?" in text
 
 
 def read_again(only: Any) -> Any:
