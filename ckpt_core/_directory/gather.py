@@ -13,15 +13,7 @@ import weakref
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 
-from ckpt_core._directory import hidden_names
-from ckpt_core._directory.files import (
-    FileIdentity,
-    identity_of,
-    link_new,
-    read_pieces,
-    remove,
-    sync_file,
-)
+from ckpt_core._directory import files, hidden_names
 from ckpt_core._directory.owner import lives, this_owner
 from ckpt_core._errors import CheckpointError, UnsupportedLeaf
 from ckpt_core._platform import BINARY, NO_LINK, READ, WINDOWS
@@ -42,7 +34,7 @@ class SourceFile:
     name: str  # relative path, with ``/`` between names
     path: str
     size_bytes: int
-    identity: FileIdentity
+    identity: files.FileIdentity
 
 
 def files_below(path: str) -> list[SourceFile]:
@@ -86,7 +78,7 @@ def _source(name: str, path: str) -> SourceFile:
     if base.startswith(_RESERVED):
         begin = ".".join(base.split(".")[:2]) + "."
         raise _refused(name, path, f"a file whose name begins with {begin!r}, as ckpt's own do")
-    return SourceFile(name, path, status.st_size, identity_of(status))
+    return SourceFile(name, path, status.st_size, files.identity_of(status))
 
 
 def _refused(name: str, path: str, what: str) -> UnsupportedLeaf:
@@ -102,14 +94,14 @@ def pieces_of(source: SourceFile) -> Iterator[bytes]:
     """The content, 4 MiB at a time; CheckpointError if the file has changed since it was found, or holds more than its size."""
 
     def refuse_changed(status: os.stat_result) -> None:
-        if identity_of(status) != source.identity:
+        if files.identity_of(status) != source.identity:
             raise CheckpointError(
                 f"{source.path} changed while it was being saved: let a save of such files end before they change "
                 "(pending.result(), wait_until_finished())"
             )
 
     done = 0
-    for piece in read_pieces(*os.path.split(source.path), source.size_bytes, refuse_changed):
+    for piece in files.read_pieces(*os.path.split(source.path), source.size_bytes, refuse_changed):
         done += len(piece)
         if done <= source.size_bytes:
             yield piece
@@ -134,7 +126,7 @@ def placed(path: str) -> Generator[str]:
         yield temporary
         os.replace(temporary, path)
     except BaseException:
-        remove(temporary)
+        files.remove(temporary)
         raise
 
 
@@ -156,7 +148,7 @@ class Scratch:
 def _remove_at_home(path: str, home: int) -> None:
     """Deletes a directory, but not in a forked child, which ends while its parent still reads there."""
     if os.getpid() == home:
-        remove(path)
+        files.remove(path)
 
 
 @functools.cache  # once for each process
@@ -166,7 +158,7 @@ def _remove_of_the_dead() -> None:
         for entry in entries:
             owner = entry.name.removeprefix(_SCRATCH).rpartition(".")[0]
             if entry.name.startswith(_SCRATCH) and lives(owner) is False:
-                remove(entry.path)  # or not, if it is somebody else's
+                files.remove(entry.path)  # or not, if it is somebody else's
 
 
 def read_secret(path: str) -> bytes:
@@ -207,9 +199,9 @@ def make_secret(directory: str) -> str:
         with open(descriptor, "wb") as file:
             file.write(secrets.token_bytes(_MADE_BYTES))
             file.flush()
-            sync_file(descriptor)
+            files.sync_file(descriptor)
         with contextlib.suppress(FileExistsError):  # another one was quicker: its secret stays
-            link_new(temporary, path)
+            files.link_new(temporary, path)
     finally:
-        remove(temporary)
+        files.remove(temporary)
     return path

@@ -22,15 +22,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ckpt_core._directory import paths
 from ckpt_core._directory.owner import Claim, introduction, this_owner
-from ckpt_core._directory.paths import (
-    SIGNS,
-    Look,
-    already_there,
-    is_meant,
-    lies_inside,
-    mounted_bucket,
-)
 from ckpt_core._directory.store_attempt import (
     COMMIT,
     DESCRIPTION,
@@ -81,7 +74,7 @@ class ObjectStoreBackend:
         if record is not None or COMMIT in present or _TREE in present:
             _refuse_another(path, keys, present, record)
         if record is not None and not overwrite:
-            raise already_there(path)
+            raise paths.already_there(path)
         left = record is None and is_left(keys, present)
         if left or any(key.startswith(STAGING) for key in present):
             with log_failures():
@@ -110,7 +103,7 @@ class ObjectStoreBackend:
             except PermissionError:
                 continue  # its credentials are for what lies below: a checkpoint around them is not theirs
             if record is not None:
-                raise lies_inside(path, around)
+                raise paths.lies_inside(path, around)
 
     def join(self, path: str, attempt_path: str, *, durable: bool) -> StoreAttempt:
         return StoreAttempt(path, self._open(path), attempt_path.rpartition(STAGING)[2])
@@ -161,7 +154,7 @@ class ObjectStoreBackend:
     def children(self, path: str) -> list[str]:
         return self.look(path).children
 
-    def look(self, path: str) -> Look:
+    def look(self, path: str) -> paths.Look:
         inside: dict[str, list[str]] = {}
         hidden: set[str] = set()
         for key in self._open(path).list():
@@ -175,7 +168,7 @@ class ObjectStoreBackend:
             present = inside[name]
             return RECORD in present or _is_of_orbax(self._open(f"{path}/{name}"), present)
 
-        return Look(sorted(inside), is_checkpoint, frozenset(hidden))
+        return paths.Look(sorted(inside), is_checkpoint, frozenset(hidden))
 
     def exists(self, path: str) -> bool:
         return bool(self._open(path).list())
@@ -250,7 +243,7 @@ def _put_owner(path: str, keys: Keys, key: str, owner: bytes, missing: Any) -> N
             "sure that it is theirs, and what is acknowledged is as safe as the mount makes it. The bucket's URL "
             "is safer, and faster",
             path,
-            mounted_bucket(path),
+            paths.mounted_bucket(path),
         )
         _asked_of_conditions.add(bucket)
     asked = bucket in _asked_of_conditions
@@ -282,7 +275,7 @@ def _put_owner(path: str, keys: Keys, key: str, owner: bytes, missing: Any) -> N
 def _refuse_others(path: str, present: list[str]) -> None:
     """Raises CheckpointExists if anything but attempts is at a place without a checkpoint."""
     others = [key for key in present if token_in(key) is None]
-    steps = {key.partition("/")[0] for key in others if key.partition("/")[2] in SIGNS}
+    steps = {key.partition("/")[0] for key in others if key.partition("/")[2] in paths.SIGNS}
     if steps:
         raise CheckpointExists(
             f"{path} holds something else, other checkpoints ({', '.join(sorted(steps)[:5])}): "
@@ -295,12 +288,12 @@ def _refuse_others(path: str, present: list[str]) -> None:
 
 def _refuse_another(path: str, keys: Keys, present: list[str], record: bytes | None) -> None:
     """Raises CheckpointExists for keys of somebody else with a checkpoint's names: they would be deleted."""
-    known = {name for name in present if name in SIGNS}
+    known = {name for name in present if name in paths.SIGNS}
 
     def read(name: str) -> bytes | None:
         return record if name == RECORD else keys.get(name) if name in known else None
 
-    if not is_meant(read):
+    if not paths.is_meant(read):
         raise CheckpointExists(
             f"{path} holds no checkpoint ({', '.join(sorted(present)[:5])}), whose {', '.join(sorted(known))} is "
             "another file of that name: choose another path, or move it away; overwrite=True replaces "

@@ -14,18 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckpt_core._directory import files, hidden_names
+from ckpt_core._directory import files, hidden_names, owner
 from ckpt_core._directory.hidden_names import KEPT, REPLACED, TEMPORARY
-from ckpt_core._directory.owner import (
-    SHARED,
-    Claim,
-    LockFile,
-    deleting,
-    is_dead,
-    is_locked,
-    lives,
-    reading,
-)
 from ckpt_core._directory.paths import SIGNS, Look, already_there, refuse_path
 from ckpt_core._errors import VISIBLE, name_file
 from ckpt_core._format.record import FileRecord
@@ -87,10 +77,10 @@ class PosixBackend:
         self._put_held(path, name, data).close()
         files.sync_directory(path)
 
-    def claim(self, path: str, name: str, data: bytes) -> Claim:
+    def claim(self, path: str, name: str, data: bytes) -> owner.Claim:
         """Writes a file and keeps it locked until the claim is closed or the process ends; a store has no locks."""
-        contested = is_locked(os.path.join(path, name))
-        return Claim(self._put_held(path, name, data), contested)
+        contested = owner.is_locked(os.path.join(path, name))
+        return owner.Claim(self._put_held(path, name, data), contested)
 
     def release(self, path: str, name: str, beginning: bytes) -> None:
         """Deletes a file that ``claim`` wrote, if it still begins so. A store, which could not give back another's, keeps it."""
@@ -106,7 +96,7 @@ class PosixBackend:
         finally:
             files.remove(taken)
 
-    def _put_held(self, path: str, name: str, data: bytes) -> LockFile:
+    def _put_held(self, path: str, name: str, data: bytes) -> owner.LockFile:
         """Atomically writes a file and returns it, open and with a shared lock."""
         if WINDOWS:
             raise files.cannot_write(path)
@@ -115,8 +105,8 @@ class PosixBackend:
         temporary = hidden_names.make(TEMPORARY, path, name)
         try:
             # O_RDWR: NFS wants the file open for reading for a shared lock.
-            file = LockFile(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-            file.lock(SHARED)
+            file = owner.LockFile(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            file.lock(owner.SHARED)
             with open(file.descriptor, "wb", closefd=False) as stream:
                 stream.write(data)
             files.sync_file(file.descriptor)
@@ -130,7 +120,7 @@ class PosixBackend:
         """Keeps the checkpoint at ``path`` from being deleted while the block runs. Raises FileNotFoundError if it
         was deleted or replaced since the caller read ``head``, the beginning of its record.
         """
-        return reading(os.path.join(path, SIGNS[0]), head)
+        return owner.reading(os.path.join(path, SIGNS[0]), head)
 
     def files(self, path: str, known_bytes: Mapping[str, int] | None = None) -> dict[str, int]:
         """Relative path and size of every file of a checkpoint; -1 for anything but a regular file. Follows links,
@@ -219,7 +209,7 @@ class PosixBackend:
                 kept = hidden_names.shortened(name, _MOST_TRASH_NAME_BYTES)
                 gone = os.path.join(parent, trash, f"{kept}.{secrets.token_hex(4)}")
         try:
-            with deleting(os.path.join(standing, SIGNS[0])):
+            with owner.deleting(os.path.join(standing, SIGNS[0])):
                 # First delete what this checkpoint replaced, else `replaced` would bring it back.
                 beside = hidden_names.of(parent, name)
                 old = [f"{parent}/{one.entry}" for one in beside if one.kind != TEMPORARY]
@@ -243,7 +233,7 @@ class PosixBackend:
             return []
         for name, aside in hidden_names.interrupted(path).items():
             hidden = hidden_names.parse(os.path.basename(aside))
-            if hidden is not None and not lives(hidden.owner):
+            if hidden is not None and not owner.lives(hidden.owner):
                 with contextlib.suppress(OSError):  # readers find it under the hidden name too
                     os.rename(aside, os.path.join(path, name))
         entries = hidden_names.removable(path)
@@ -422,7 +412,7 @@ def _clean_named(parent: str, beside: list[hidden_names.Hidden]) -> list[str]:
     """Deletes what dead attempts left; returns old checkpoints to delete after the commit."""
     paths = {os.path.join(parent, one.entry): one for one in beside}
     saves = {path: one.owner for path, one in paths.items() if one.kind == TEMPORARY}
-    dead = [path for path, owner in saves.items() if is_dead(owner, path)]
+    dead = [path for path, process in saves.items() if owner.is_dead(process, path)]
     if dead:
         with contextlib.suppress(OSError):
             # first: one of them may be a checkpoint that was replaced by a rename that is not durable yet
