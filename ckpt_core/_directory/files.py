@@ -1,11 +1,7 @@
 """Files of checkpoints: reads that no huge file, pipe, device or dangling link can trap, and hard links to known files.
 
-Also calls that the standard library lacks or wraps badly, with what takes their place where the system has none:
-
-| call | on Linux | on macOS | elsewhere |
-|---|---|---|---|
-| swap two directories | renameat2 | renamex_np | none: two renames, and readers find the old one under its hidden name between them |
-| fsync | fsync | F_FULLFSYNC: fsync leaves the data in the drive's own cache | fsync |
+Also calls that the standard library lacks. Two directories are swapped by renameat2, on macOS by renamex_np; elsewhere by two
+renames, between which readers find the old one under its hidden name. On macOS fsync leaves data in the drive's own cache.
 """
 
 from __future__ import annotations

@@ -86,8 +86,15 @@ def match(
                 result.mismatches.append(lacking)
             continue
         used.add(position)
-        if spec is not None and spec != saved[position][1]:
-            _compare(format_path(path), saved[position][1], spec, rules, result, item)
+        was = saved[position][1]
+        if spec is not None and spec != was:
+            text, kinds = format_path(path), _differing(was, spec)
+            if "dtype" in kinds and rules.cast and _is_castable(was, spec):
+                kinds.remove("dtype")
+                result.cast.append(text)
+            for kind in kinds:
+                differs = Mismatch(text, kind, str(was), str(spec), None, item)
+                result.mismatches.append(differs)
     for position, (path, spec) in enumerate(saved):
         if position in used or (selected is not None and not selected(path, spec)):
             continue
@@ -127,37 +134,24 @@ _NUMBERS = PYTHON_NUMBERS | {"jax", "numpy", "numpy_scalar"}
 """Kinds of leaves that fit each other; of any other kind, a leaf fits a target of its own kind alone."""
 
 
-def _compare(
-    path: str, saved: LeafSpec, wanted: LeafSpec, rules: MatchRules, result: Match, item: str | None
-) -> None:
-    """Adds the mismatches of one pair of leaves to ``result``."""
+def _differing(saved: LeafSpec, wanted: LeafSpec) -> list[str]:
+    """In what a saved leaf does not fit the wanted one: ``kind``, ``shape``, ``dtype``."""
+    kinds, parts = {saved.kind, wanted.kind}, ["shape", "dtype"]
+    if kinds <= {"int", "bigint"}:
+        return []
+    if not kinds <= _NUMBERS:
+        if len(kinds) == 2:
+            return ["kind"]
+        parts = ["dtype", "shape"] if saved.kind == "key" else []
+    elif not kinds.isdisjoint(PYTHON_NUMBERS) and family(saved.dtype) == family(wanted.dtype):
+        parts = ["shape"]  # a Python number has no fixed width
+    return [part for part in parts if getattr(saved, part) != getattr(wanted, part)]
 
-    def differs(kind: str) -> None:
-        result.mismatches.append(Mismatch(path, kind, str(saved), str(wanted), None, item))
 
-    if {saved.kind, wanted.kind} <= {"int", "bigint"}:
-        return
-    if not {saved.kind, wanted.kind} <= _NUMBERS:
-        if saved.kind != wanted.kind:
-            differs("kind")
-        elif saved.kind == "key":
-            if saved.dtype != wanted.dtype:
-                differs("dtype")
-            if saved.shape != wanted.shape:
-                differs("shape")
-        return
-    if saved.shape != wanted.shape:
-        differs("shape")
-    if saved.dtype == wanted.dtype:
-        return
-    loose = saved.kind in PYTHON_NUMBERS or wanted.kind in PYTHON_NUMBERS
-    if loose and family(saved.dtype) == family(wanted.dtype):
-        return  # a Python number has no fixed width; assembling raises if the value does not fit
+def _is_castable(saved: LeafSpec, wanted: LeafSpec) -> bool:
+    """Whether one dtype may be converted to the other: no key's, and no imaginary part is dropped."""
     drops_imaginary = family(saved.dtype) == "c" != family(wanted.dtype)
-    if rules.cast and not drops_imaginary:
-        result.cast.append(path)
-    else:
-        differs("dtype")
+    return saved.kind != "key" and not drops_imaginary
 
 
 def _with_nearest(mismatches: list[Mismatch]) -> list[Mismatch]:
