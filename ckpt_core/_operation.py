@@ -66,9 +66,7 @@ Listener = Callable[[Event], None]
 
 
 def tell(event: Event, listener: Listener | None) -> None:
-    """Sends an event to the listener and, unless it is of progress or slow, to jax.monitoring, as ``/ckpt/<kind>`` and
-    ``/ckpt/<kind>/bytes``; their errors are only logged.
-    """
+    """Sends an event to the listener and, but for ``progress`` and ``slow``, to jax.monitoring; their errors are only logged."""
     if event.kind not in ("progress", "slow"):
         _call_listener(_record, event, "a listener of jax.monitoring")
     if listener is not None:

@@ -143,9 +143,7 @@ def cannot_write(path: str) -> CheckpointError:
 
 
 def link_new(source: str, target: str) -> None:
-    """Gives a file a second name; raises FileExistsError if something has it. On file systems without hard links
-    (exFAT, some FUSE) it is renamed: of two processes at the same moment the later one wins in silence.
-    """
+    """Gives a file a second name or, without hard links (exFAT, some FUSE), a new one; FileExistsError if something has it."""
     try:
         os.link(source, target)
     except OSError as error:
@@ -153,7 +151,7 @@ def link_new(source: str, target: str) -> None:
             raise
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
-        os.rename(source, target)
+        os.rename(source, target)  # of two processes at once, the later one wins
 
 
 def remove(path: str) -> None:

@@ -198,9 +198,7 @@ class ObjectStoreBackend:
         tidy(keys)
 
     def _copy(self, keys: Keys, present: list[str], target: str) -> None:
-        """Copies all objects of a checkpoint, one by one, since a store does not rename; those by which it is one
-        come last. If this is interrupted, what was copied is no checkpoint, and the checkpoint stays.
-        """
+        """Copies all objects one by one, since a store does not rename; those by which it is a checkpoint come last."""
         if self._open(target).get(RECORD) is not None:  # of an earlier step with that number
             target = f"{target}.{secrets.token_hex(4)}"
         copy = self._open(target)

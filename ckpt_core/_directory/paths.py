@@ -168,11 +168,9 @@ def has_sign(path: str) -> bool:
 
 
 def is_meant(read: Callable[[str], bytes | None]) -> bool:
-    """Whether the content of its files shows that a directory is a checkpoint, which may be replaced or deleted:
-    anybody may have a file called ``ckpt.json``. One sound file is enough, since the checkpoint may be damaged.
-    """
+    """Whether the content of a file shows that this is a checkpoint, and no directory of somebody else's ``ckpt.json``."""
     for name in SIGNS:
-        with contextlib.suppress(CheckpointCorrupt):
+        with contextlib.suppress(CheckpointCorrupt):  # one sound file is enough
             data = read(name)
             if data is not None and _fits(name, data):
                 return True

@@ -117,9 +117,7 @@ def refused_oddly(doing: str) -> OSError:
 
 
 def settled(future: Any, doing: str, timeout_secs: float | None = None) -> Any:
-    """The value of a TensorStore future; blocks until it is done. After ``timeout_secs`` (None: no limit) the request is given
-    up with TimeoutError, but the store may still carry it out.
-    """
+    """The value of a TensorStore future. After ``timeout_secs`` TimeoutError; the store may still carry the request out."""
     try:
         error = future.exception(timeout=timeout_secs)
     except TimeoutError:
@@ -215,9 +213,7 @@ def _process_wide() -> Any:
 
 
 def new_context() -> StoreContext:
-    """A new TensorStore context for all arrays of one load; ForkedProcess in a forked child. The next load needs another: the
-    cache may have data of a directory that was replaced meanwhile.
-    """
+    """A new TensorStore context for one load; the next needs another, as the cache may hold a directory that was replaced."""
     HOME.is_used = True
     if os.getpid() != HOME.pid:
         raise forked()
@@ -337,9 +333,7 @@ _expecting = threading.Lock()
 
 
 def _refused() -> Counter[str]:
-    """How often stores have refused a request of this process, by HTTP status; without what TensorStore repeats and
-    what ``KeyValues`` expect, such as the 404 of a poll for a missing key.
-    """
+    """How often stores have refused this process, by HTTP status; without repetitions, and answers that were expected."""
     with _expecting:
         counts = Counter({status: -count for status, count in _expected.items()})
     for metric in ts.experimental_collect_matching_metrics(_COUNTS):

@@ -35,6 +35,7 @@ _PADDING = bytes(_ALIGNMENT_BYTES)
 _DESCRIBED_BYTES = 64 * KIB
 """By so much a data file may be larger than wanted, for what describes its arrays."""
 
+_FILL_VALUES = {"bool": False, "complex64": [0.0, 0.0], "complex128": [0.0, 0.0]}
 Array = np.ndarray[Any, Any]
 Piece = tuple[Region, Array]
 Place = tuple[str, int, int]  # path of a data file, offset and size of a value in it
@@ -333,7 +334,7 @@ def zarr_metadata(
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunk)}},
         "chunk_key_encoding": {"name": "default"},
         "codecs": codecs,
-        "fill_value": _fill_value(dtype),
+        "fill_value": _FILL_VALUES.get(dtype, 0 if dtype.startswith(("int", "uint")) else 0.0),
     }
 
 
@@ -350,11 +351,3 @@ def _compressor(codec: str, itemsize: int) -> dict[str, Any]:
         "blocksize": 0,
     }
     return {"name": "blosc", "configuration": configuration}
-
-
-def _fill_value(dtype: str) -> Any:
-    if dtype == "bool":
-        return False
-    if dtype.startswith("complex"):
-        return [0.0, 0.0]
-    return 0 if dtype.startswith(("int", "uint")) else 0.0

@@ -195,9 +195,7 @@ class Idle(NamedTuple):
 
 
 class Renames:
-    """The function of saved paths for ``rename=`` as a mapping, which replaces whole leading entries, the longest that matches.
-    ``sign`` stands between the entries of a path.
-    """
+    """``rename=`` as a function of saved paths: it replaces the longest leading entries that match; ``sign`` is between them."""
 
     def __init__(self, rename: Mapping[str, str], sign: str = "/") -> None:
         self.entries = dict(rename)
