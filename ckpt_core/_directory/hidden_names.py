@@ -31,10 +31,9 @@ KEPT = ".ckpt-kept."  # an old checkpoint that was replaced: the new one may not
 
 _KINDS = {TEMPORARY: "unfinished", REPLACED: "replaced", KEPT: "kept"}  # words of a ``Trace``
 _LABEL_BYTES = 64  # some file systems limit names to 143 bytes; the other parts need about 70
-_DIGEST_DIGITS = 16
-_RANDOM_BYTES = 4
 _ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"
-_OURS = re.compile(rf"[0-9a-f]{{{_DIGEST_DIGITS + 2 * _RANDOM_BYTES}}}")
+_HIDDEN = re.compile(r"(\.ckpt-(?:tmp|old|kept)\.)(.+)\.([^.]*)\.([0-9a-f]{16})[0-9a-f]{8}", re.S)
+"""Kind, label, which may contain dots, owner and digest of a hidden name, and random digits."""
 
 
 class Hidden(NamedTuple):
@@ -58,20 +57,14 @@ class Hidden(NamedTuple):
 
 def make(kind: str, parent: str, name: str) -> str:
     """A new unique path in ``parent`` for checkpoint ``name``, owned by this process."""
-    unique = digest(name) + secrets.token_hex(_RANDOM_BYTES)
+    unique = digest(name) + secrets.token_hex(4)
     return os.path.join(parent, f"{kind}{shortened(name, _LABEL_BYTES)}.{this_owner()}.{unique}")
 
 
 def parse(entry: str) -> Hidden | None:
-    """The parts of a hidden name, or None; parses from the end, since labels may contain dots."""
-    kind = next((kind for kind in _KINDS if entry.startswith(kind)), None)
-    if kind is None:
-        return None
-    label, _, last = entry.removeprefix(kind).rpartition(".")
-    label, _, owner = label.rpartition(".")
-    if not label or not _OURS.fullmatch(last):
-        return None
-    return Hidden(entry, kind, label, last[:_DIGEST_DIGITS], owner)
+    """The parts of a hidden name, or None."""
+    found = _HIDDEN.fullmatch(entry)
+    return found and Hidden(entry, found[1], found[2], found[4], found[3])
 
 
 def inside(path: str) -> list[str] | None:
@@ -103,7 +96,7 @@ def shortened(name: str, most_bytes: int) -> str:
 
 def digest(name: str) -> str:
     """The digest in a hidden name that identifies the checkpoint it belongs to."""
-    return hashlib.sha256(os.fsencode(name)).hexdigest()[:_DIGEST_DIGITS]
+    return hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
 
 
 def replaced(path: str) -> str | None:
