@@ -74,7 +74,7 @@ class Pending:
         # Let the caller continue first: otherwise it may wait a whole GIL switch interval.
         self._caller_left.wait(_HEAD_START_SECS)
         if self._low:
-            give_way()
+            take_lowest_priority()
         self._run_here()
 
     def _run_here(self) -> None:
@@ -354,7 +354,7 @@ def run_each(function: Callable[[T], R], things: Iterable[T], threads: int, name
         return [job.result() for job in jobs]
 
 
-def give_way() -> None:
+def take_lowest_priority() -> None:
     """Gives this thread, and those that it starts, the lowest priority: on Linux, where each thread has its own."""
     if LINUX:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_NICE)

@@ -77,15 +77,9 @@ def describe_opened(opened: Checkpoint) -> CheckpointInfo:
     if not isinstance(opened, NativeCheckpoint):
         return replace(info, created_unix_secs=_created_by_orbax(opened))
     record = opened.record
-    return replace(
-        info,
-        versions=record.versions,
-        topology=record.topology,
-        format_version=record.format_version,
-        created_unix_secs=record.created_unix_secs,
-        durations=record.durations,
-        files={name: entry.size_bytes for name, entry in record.files.items()},
-    )
+    facts = ("versions", "topology", "format_version", "created_unix_secs", "durations")
+    sizes = {name: entry.size_bytes for name, entry in record.files.items()}
+    return replace(info, files=sizes, **{name: getattr(record, name) for name in facts})
 
 
 def layout_of(opened: Checkpoint) -> str:

@@ -67,7 +67,7 @@ def parse(entry: str) -> Hidden | None:
     return found and Hidden(entry, found[1], found[2], found[4], found[3])
 
 
-def inside(path: str) -> list[str] | None:
+def names_in(path: str) -> list[str] | None:
     """What a directory holds: nothing if there is none, None if something else is there; OSError if the system cannot say."""
     try:
         return os.listdir(path)
@@ -79,7 +79,7 @@ def inside(path: str) -> list[str] | None:
 
 def find(parent: str) -> list[Hidden]:
     """All hidden names in a directory; empty if the directory is missing."""
-    entries = inside(parent) or ()
+    entries = names_in(parent) or ()
     return [found for entry in entries if entry[0] == "." and (found := parse(entry)) is not None]
 
 
@@ -101,7 +101,7 @@ def digest(name: str) -> str:
 
 def replaced(path: str) -> str | None:
     """Path of the old checkpoint, if a replacement of ``path`` was interrupted; else None."""
-    if os.path.islink(path) or inside(path) != []:
+    if os.path.islink(path) or names_in(path) != []:
         return None
     parent, name = os.path.split(path)
     found = [os.path.join(parent, one.entry) for one in of(parent, name) if one.kind == REPLACED]
@@ -127,7 +127,9 @@ def removable(parent: str) -> list[str]:
     """Hidden names to delete: unfinished saves of dead writers, and replaced checkpoints."""
     found = find(parent)
     old = [hidden for hidden in found if hidden.kind != TEMPORARY]
-    beside = {digest(entry): f"{parent}/{entry}" for entry in (inside(parent) if old else ()) or ()}
+    beside = {
+        digest(entry): f"{parent}/{entry}" for entry in (names_in(parent) if old else ()) or ()
+    }
     gone = [one for one in old if one.digest in beside and has_sign(beside[one.digest])]
     saves = [one for one in found if one.kind == TEMPORARY]
     gone += [one for one in saves if is_dead(one.owner, os.path.join(parent, one.entry))]
@@ -165,7 +167,7 @@ def refuse_occupied(path: str, *, overwrite: bool) -> None:
     while (around := os.path.dirname(around)) != os.path.dirname(around):
         if os.path.isfile(os.path.join(around, SIGNS[0])) and _is_meant(around):
             raise lies_inside(path, around)
-    names = inside(path)
+    names = names_in(path)
     if not names:
         return
     named = [sign for sign in SIGNS if sign in names]

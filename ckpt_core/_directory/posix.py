@@ -336,14 +336,14 @@ class LocalAttempt(contextlib.AbstractContextManager["LocalAttempt"]):
             if self.durable:
                 files.sync_directory(os.path.dirname(self.target))
         except BaseException as error:
-            if not self._stands_at(self.target, unknown=True):
+            if not self._is_at(self.target, unknown=True):
                 raise  # not visible: the caller aborts
             # The checkpoint is visible: even a failed rename may have been carried out.
             if self.replaced is not None:  # kept, since the new one may not be durable
                 parent, name = os.path.split(self.target)
                 with contextlib.suppress(OSError):  # it then keeps its current hidden name
                     os.rename(self.replaced, hidden_names.make(KEPT, parent, name))
-            shown = _visible(error, self.target)
+            shown = _with_advice(error, self.target)
             if shown is error:
                 raise
             raise shown from error
@@ -354,7 +354,7 @@ class LocalAttempt(contextlib.AbstractContextManager["LocalAttempt"]):
 
     def _put_in_place(self) -> None:
         """Renames the attempt to its target; a checkpoint there is moved to a hidden name."""
-        if not self.overwrite or not hidden_names.inside(self.target):
+        if not self.overwrite or not hidden_names.names_in(self.target):
             self._rename_to_target()
             return
         self.replaced = self.path
@@ -385,7 +385,7 @@ class LocalAttempt(contextlib.AbstractContextManager["LocalAttempt"]):
                 error.add_note(f"{bucket}, give its gs:// or s3:// URL")
             raise
 
-    def _stands_at(self, path: str, *, unknown: bool) -> bool:
+    def _is_at(self, path: str, *, unknown: bool) -> bool:
         """Whether this attempt's directory is at ``path``; ``unknown`` if lstat fails."""
         try:
             status = os.lstat(path)
@@ -397,7 +397,7 @@ class LocalAttempt(contextlib.AbstractContextManager["LocalAttempt"]):
 
     def abort(self) -> None:
         """Deletes the files of this attempt, unless it is already visible; never raises."""
-        if self.written is not None and not self._stands_at(self.path, unknown=False):
+        if self.written is not None and not self._is_at(self.path, unknown=False):
             return  # already visible; the hidden name is now the replaced checkpoint's, or free
         # Other threads and processes may still be writing and recreate directories: retry for 2 s.
         for _ in range(_ABORT_TRIES):
@@ -443,7 +443,7 @@ def _is_item(path: str) -> bool:
         return False
 
 
-def _visible(error: BaseException, path: str) -> BaseException:
+def _with_advice(error: BaseException, path: str) -> BaseException:
     """The error of a commit after which the checkpoint is visible, with advice; keeps its type."""
     advice = (
         f"the checkpoint is {VISIBLE}: it was renamed, but its directory is not known to be synced, so "

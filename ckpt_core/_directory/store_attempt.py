@@ -7,7 +7,7 @@ under the names where Orbax looks lie copies.
 A place holds the checkpoint of its record, and what attempts that may live have written. ``tidy`` deletes the rest. A
 listing is not of one moment: nothing of an attempt is deleted before its owner and then the record were read. All
 attempts share the names of copies: after some were deleted, those of a checkpoint committed meanwhile are put again
-(``settle``).
+(``put_copies_again``).
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def committed_token(keys: Keys) -> str | None:
     return None if record is None else token_of(record) or ""
 
 
-def settle(keys: Keys) -> None:
+def put_copies_again(keys: Keys) -> None:
     """After copies were deleted: puts those of a checkpoint that was committed meanwhile again."""
     if token := committed_token(keys):
         roll_forward(keys, token)
@@ -253,7 +253,7 @@ class StoreAttempt(contextlib.AbstractContextManager["StoreAttempt"]):
             if left := self._replaced - copied - {RECORD}:
                 self._keys.delete(left)
                 if committed_token(self._keys) != self._token:
-                    settle(self._keys)
+                    put_copies_again(self._keys)
             if committed != self._token:
                 remove_all(self._keys, self._mine())
             elif self._passes:
@@ -309,7 +309,7 @@ def tidy(keys: Keys, *, only_look: bool = False) -> list[str]:
         gone = [key for key in present if token_in(key) in ended & here]
     if not only_look and (gone or said.get(committed or "") is not None):
         remove_all(keys, [key for key in gone if key not in owners])
-        settle(keys)
+        put_copies_again(keys)
         keys.delete(owners)  # at last: by them the next one finds what is unfinished here
     return gone
 

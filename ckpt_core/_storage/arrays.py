@@ -20,7 +20,7 @@ from ckpt_core._layout.chunks import chunk_count
 from ckpt_core._layout.regions import Region, region_slices
 from ckpt_core._options import KIB, MIB
 from ckpt_core._storage.files import limit
-from ckpt_core._storage.location import Location, StoreContext, answered, ts, unreadable
+from ckpt_core._storage.location import Location, StoreContext, checked_answer, ts, unreadable
 
 _MAX_FOREIGN_BYTES = 2**46
 _MOST_COMPRESSED = 2**16  # maximum compression ratio: zstd needs 4 bytes for 128 KiB of zeros
@@ -91,7 +91,7 @@ def _check_nesting(kvstore: dict[str, Any], file: str, name: str, context: Store
     except (ValueError, NotImplementedError) as error:
         raise unreadable(error, f"array {name!r}: cannot be opened", leaf=name) from error
     if found.state != "value":
-        answered(found, f"array {name!r}: cannot be opened")
+        checked_answer(found, f"array {name!r}: cannot be opened")
         raise _corrupt(name, f"its metadata {file} is missing")
     parse_json(bytes(found.value), f"{name}/{file}")
 

@@ -100,23 +100,23 @@ def unreadable(
     return CheckpointCorrupt(f"{doing}: {error}", file=file, leaf=leaf)
 
 
-def answered(found: Any, doing: str) -> Any:
+def checked_answer(found: Any, doing: str) -> Any:
     """What a read without conditions gave. OSError if a policy refused it with a status for unmet conditions (304, 412),
     which TensorStore gives back as a value of an unknown state.
     """
     if found.state == "unspecified":
-        raise refused_oddly(doing)
+        raise unmet_condition(doing)
     return found
 
 
-def refused_oddly(doing: str) -> OSError:
+def unmet_condition(doing: str) -> OSError:
     """The error for a request that had no condition, and was answered that its condition is not met."""
     advice = "check what policies the bucket and the organization have"
     text = f"{doing}: the store refused the request (412, or 304): {advice}"
     return OSError(errno.EPROTO, text)
 
 
-def settled(future: Any, doing: str, timeout_secs: float | None = None) -> Any:
+def result_of(future: Any, doing: str, timeout_secs: float | None = None) -> Any:
     """The value of a TensorStore future. After ``timeout_secs`` TimeoutError; the store may still carry the request out."""
     try:
         error = future.exception(timeout=timeout_secs)
@@ -282,7 +282,7 @@ class KeyValues:
                 time.sleep(min(0.01 * 2**tried, 0.3))
             before, found, failed = _refused(), list[bytes](), None
             try:
-                found = settled(self._store.list(keys), doing, self._timeout_secs)
+                found = result_of(self._store.list(keys), doing, self._timeout_secs)
             except CheckpointError as error:
                 failed = error
             refused = _refused() - before
@@ -291,7 +291,7 @@ class KeyValues:
                     raise failed
                 return [key.decode(errors="surrogateescape") for key in found]
         answer = ValueError(f"it was answered with [http_response_code='{min(refused)}']")
-        raise (refusal(answer, doing) or refused_oddly(doing)) from failed
+        raise (refusal(answer, doing) or unmet_condition(doing)) from failed
 
     def delete(self, keys: Iterable[str]) -> None:
         # delete_range would list, and tell of a refusal no more than that does
@@ -304,7 +304,7 @@ class KeyValues:
         for key, future in writing:
             try:
                 if not self._done(f"{doing} {key}", future).generation:
-                    raise refused_oddly(f"{self._path}: cannot {doing} {key}")
+                    raise unmet_condition(f"{self._path}: cannot {doing} {key}")
             except Exception as error:
                 first = first or error
         if first is not None:
@@ -312,7 +312,9 @@ class KeyValues:
 
     def _found(self, key: str, future: Any) -> tuple[bytes | None, Any]:
         """The value, or None, and the version that a read without conditions gave."""
-        found = answered(self._done(f"read {key}", future), f"{self._path}: cannot read {key}")
+        found = checked_answer(
+            self._done(f"read {key}", future), f"{self._path}: cannot read {key}"
+        )
         self._expect("404", found.state == "missing")
         return (bytes(found.value) if found.state == "value" else None), found.stamp.generation
 
@@ -324,7 +326,7 @@ class KeyValues:
 
     def _done(self, doing: str, future: Any) -> Any:
         """The result of a request, once it is there."""
-        return settled(future, f"{self._path}: cannot {doing}", self._timeout_secs)
+        return result_of(future, f"{self._path}: cannot {doing}", self._timeout_secs)
 
 
 _expected = Counter[str]()
@@ -354,7 +356,7 @@ def range_of(store: Any, key: str, future: Any, start: int, stop: int) -> bytes 
         if not isinstance(error, ValueError) or "OUT_OF_RANGE" not in str(error):
             raise error
         future, part = store.read(key), slice(start, stop)
-    found = answered(future.result(), f"cannot read {key}")
+    found = checked_answer(future.result(), f"cannot read {key}")
     return found.value[part] if found.state == "value" else None
 
 

@@ -24,7 +24,7 @@ from ckpt_core._layout.regions import Region, region_slices
 from ckpt_core._options import KIB, MIB, codec_parts
 from ckpt_core._storage.arrays import BLOSC_HEADER_BYTES, refuse_blosc, refuse_without_memory
 from ckpt_core._storage.encode import Rows
-from ckpt_core._storage.location import settled, ts, unreadable
+from ckpt_core._storage.location import result_of, ts, unreadable
 from ckpt_core._tree.leaves import LeafSpec, dtype_from_name
 
 _WATCH_SECS = 0.1
@@ -270,7 +270,7 @@ def _encoded(values: Array, key: str, dtype: str, codec: str) -> bytes:
     if name == "zstd":
         return zstandard.ZstdCompressor(level).compress(bytes_of(values).data)
     array = _in_memory(dtype, values.shape, codec)
-    settled(array.write(values), f"{key}: cannot compress with {codec}")
+    result_of(array.write(values), f"{key}: cannot compress with {codec}")
     return array.kvstore[chunk_key((0,) * values.ndim)]
 
 
