@@ -312,9 +312,8 @@ class KeyValues:
 
     def _found(self, key: str, future: Any) -> tuple[bytes | None, Any]:
         """The value, or None, and the version that a read without conditions gave."""
-        found = checked_answer(
-            self._done(f"read {key}", future), f"{self._path}: cannot read {key}"
-        )
+        found = self._done(f"read {key}", future)
+        checked_answer(found, f"{self._path}: cannot read {key}")
         self._expect("404", found.state == "missing")
         return (bytes(found.value) if found.state == "value" else None), found.stamp.generation
 
