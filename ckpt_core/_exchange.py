@@ -161,9 +161,8 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self._lock = threading.Lock()
         super().__init__((address, 0), _Handler)
         self.port: int = self.server_address[1]
-        args = (_POLL_SECS,)
         self._thread = threading.Thread(
-            None, self.serve_forever, "ckpt-exchange", args, daemon=True
+            target=self.serve_forever, args=(_POLL_SECS,), name="ckpt-exchange", daemon=True
         )
         self._thread.start()
 
