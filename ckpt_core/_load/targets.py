@@ -19,13 +19,15 @@ from ckpt_core._read import Array, Parts, Want
 from ckpt_core._results import LeafInfo
 from ckpt_core._saved import SavedItem
 from ckpt_core._tree import FlatTree, Path, format_path
-from ckpt_core._tree.casts import casts_at_once, converted, family
 from ckpt_core._tree.leaves import (
     LeafSpec,
     as_abstract,
     as_logical,
+    casts_at_once,
+    converted,
     describe,
     dtype_from_name,
+    family,
     from_host_array,
 )
 from ckpt_core.arguments import an, with_article

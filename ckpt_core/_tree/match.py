@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from ckpt_core._errors import CheckpointCorrupt, Mismatch
 from ckpt_core._tree import Path, format_path
-from ckpt_core._tree.casts import family
-from ckpt_core._tree.leaves import PYTHON_NUMBERS, LeafSpec
+from ckpt_core._tree.leaves import PYTHON_NUMBERS, LeafSpec, family
 from ckpt_core._tree.patterns import Select
 from ckpt_core.arguments import nearest
 
