@@ -23,7 +23,6 @@ from ckpt_core._tree.leaves import (
     LeafSpec,
     as_abstract,
     as_logical,
-    casts_at_once,
     converted,
     describe,
     dtype_from_name,
@@ -288,7 +287,7 @@ def _dtype_while_read(saved: LeafSpec, spec: LeafSpec) -> np.dtype[Any] | None:
         return None
     wanted = dtype_from_name(spec.dtype)
     floats = all(jax.dtypes.issubdtype(one, np.floating) for one in (saved.numpy_dtype, wanted))
-    return wanted if floats and casts_at_once(saved.numpy_dtype, wanted) else None
+    return wanted if floats and np.can_cast(saved.numpy_dtype, wanted, "unsafe") else None
 
 
 def is_resharded(described: dict[str, Any] | None, sharding: Any) -> bool:

@@ -328,11 +328,6 @@ def from_host_array(array: Array, spec: LeafSpec) -> Any:
             return array.astype(array.dtype.newbyteorder(">")) if spec.detail == ">" else array
 
 
-def casts_at_once(one: np.dtype[Any], other: np.dtype[Any]) -> bool:
-    """Whether numpy casts between two dtypes; between some floats of 8 bits only by way of another, which is exact."""
-    return np.can_cast(one, other, "unsafe")
-
-
 def converted(
     array: Array, dtype: np.dtype[Any], *, rounds: bool = True, overflows: bool = True
 ) -> tuple[Array, Array]:
@@ -347,7 +342,7 @@ def converted(
     exact = array
     if from_ == "i" and array.dtype.kind not in "iu":  # of 2 or 4 bits
         exact = array.astype(np.int8)
-    elif not casts_at_once(array.dtype, dtype):
+    elif not np.can_cast(array.dtype, dtype, "unsafe"):  # as between some floats of 8 bits
         exact = array.astype(np.float32)
     with np.errstate(all="ignore"):
         if from_ == "f" and to == "i" and dtype.kind not in "iu":
