@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from typing import Any
@@ -188,9 +188,7 @@ def _same_item(one: Trees, other: Trees, name: str) -> bool | None:
     return names == sorted(b.names()) and all(a.read(name) == b.read(name) for name in names)
 
 
-def _differing_nodes(
-    item: str, a: Node, b: Node, below: Collection[Path] | None
-) -> list[NodeDifference]:
+def _differing_nodes(item: str, a: Node, b: Node, below: list[Path] | None) -> list[NodeDifference]:
     """Where two trees differ beside their leaves, on the way to the leaves ``below`` (None: everywhere)."""
     both = (_nodes_of(root, ()) for root in (a, b))
     nodes_a, nodes_b = ({format_path(path): text for path, text in nodes} for nodes in both)

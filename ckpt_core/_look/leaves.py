@@ -93,7 +93,7 @@ class Trees:
         return [self.trees[item].paths[leaf.place] for leaf in self.items[item]]
 
     def pieces(
-        self, item: str, leaves: Sequence[Leaf], itemsizes: Sequence[int] = ()
+        self, item: str, leaves: list[Leaf], itemsizes: Sequence[int] = ()
     ) -> Generator[Array]:
         """The values of leaves, ``regions()`` of each in turn, of its item size or that given; close it, its threads read ahead."""
         saved, sizes = self.trees[item], itemsizes or [leaf.itemsize for leaf in leaves]

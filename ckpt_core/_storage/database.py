@@ -446,8 +446,7 @@ def _children(node: Inner, below: _Below, prefixes: list[bytes]) -> Iterator[_Be
     """The children of an inner node that may have keys with these ``prefixes``."""
     starts = [below.prefix + key for key in node.keys]
     stops = [*starts[1:], below.stop]
-    for child, length, start, stop in zip(
-        node.children, node.prefix_lengths, starts, stops, strict=True
-    ):
+    columns = node.children, node.prefix_lengths, starts, stops
+    for child, length, start, stop in zip(*columns, strict=True):
         if _may_hold(prefixes, start, stop):
             yield _Below(child, start[: len(below.prefix) + length], stop)

@@ -160,9 +160,8 @@ def _keys(keys: Sequence[bytes], between: bytes = b"") -> tuple[bytes, ...]:
     table = np.array(keys, f"S{max(1, int(lengths.max()))}").view(np.uint8).reshape(len(keys), -1)
     shared = np.zeros(len(keys), np.int64)
     # of keys that differ only in zeros at the end, the padding would count as shared
-    shared[1:] = np.minimum(
-        (table[1:] != table[:-1]).argmax(axis=1), np.minimum(lengths[1:], lengths[:-1])
-    )
+    shorter = np.minimum(lengths[1:], lengths[:-1])
+    shared[1:] = np.minimum((table[1:] != table[:-1]).argmax(axis=1), shorter)
     columns = np.arange(table.shape[1])
     rest = table[(columns >= shared[:, None]) & (columns < lengths[:, None])].tobytes()
     return _numbers([len(keys)]), _numbers(shared[1:]), _numbers(lengths - shared), between, rest

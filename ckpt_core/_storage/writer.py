@@ -20,7 +20,7 @@ from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.checksums import bytes_of, checksum_chunk, crc_of, whole_chunk
 from ckpt_core._format.record import FileRecord
 from ckpt_core._layout.chunks import BLOCK_BYTES, INLINE_BYTES, blocks, chunk_key, keyed_parts
-from ckpt_core._layout.regions import Region, region_slices
+from ckpt_core._layout.regions import Region, Shape, region_slices
 from ckpt_core._options import KIB, MIB, codec_parts
 from ckpt_core._storage.arrays import BLOSC_HEADER_BYTES, refuse_blosc, refuse_without_memory
 from ckpt_core._storage.encode import Rows
@@ -47,7 +47,7 @@ class ArrayToWrite:
 
     name: str  # in the database
     spec: LeafSpec
-    chunk: tuple[int, ...]
+    chunk: Shape
     pieces: tuple[Piece, ...]  # regions and values; no list, for the garbage collector's sake
     size_bytes: int  # of the pieces
     codec: str | None = None
@@ -296,7 +296,7 @@ def decode_chunk(data: memoryview, name: str, dtype: str, codec: str, out: Array
         raise unreadable(error, "a chunk cannot be decoded", leaf=name) from error
 
 
-def _in_memory(dtype: str, chunk: tuple[int, ...], codec: str) -> Any:
+def _in_memory(dtype: str, chunk: Shape, codec: str) -> Any:
     """An array of TensorStore with one chunk, by which that is encoded or decoded."""
     spec = {
         "driver": "zarr3",
@@ -309,16 +309,14 @@ def _in_memory(dtype: str, chunk: tuple[int, ...], codec: str) -> Any:
 
 @functools.lru_cache(4096)
 def layout_of(
-    dtype: str, shape: tuple[int, ...], chunk: tuple[int, ...], codec: str | None
+    dtype: str, shape: Shape, chunk: Shape, codec: str | None
 ) -> tuple[bytes, str | None]:
     """``zarr.json`` of an array, and the key of its chunk if it has only one, else None."""
     metadata = json.dumps(zarr_metadata(dtype, shape, chunk, codec)).encode()
     return metadata, chunk_key((0,) * len(shape)) if chunk == shape else None
 
 
-def zarr_metadata(
-    dtype: str, shape: Sequence[int], chunk: Sequence[int], codec: str | None
-) -> dict[str, Any]:
+def zarr_metadata(dtype: str, shape: Shape, chunk: Shape, codec: str | None) -> dict[str, Any]:
     """``zarr.json`` of an array (zarr-specs, core v3)."""
     itemsize = dtype_from_name(dtype).itemsize
     codecs: list[dict[str, Any]] = [{"name": "bytes"}]
