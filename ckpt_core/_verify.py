@@ -33,8 +33,7 @@ from ckpt_core._tree import format_path
 from ckpt_core._tree.leaves import TEXT_KINDS
 from ckpt_core.arguments import answering
 
-_MOST_REST_BYTES = 1024 * MIB
-"""Limit of the bytes outside of arrays in a data file, if more than half of the file is arrays."""
+_MOST_REST_BYTES = 1024 * MIB  # most bytes outside of arrays, if these are over half of a file
 Ranges = list[tuple[int, int]]
 _READ_AT_TOP = frozenset({INDEX_FILE, COMMIT_FILE, "checkpoint", "metadata", "orbax.checkpoint"})
 """Files of a checkpoint without named items, which Orbax or its users' programs look for in the directory itself."""

@@ -25,8 +25,7 @@ from ckpt_core._errors import CheckpointCorrupt, CheckpointExists
 from ckpt_core._format.untrusted import most_bytes
 
 TEMPORARY = ".ckpt-tmp."  # a checkpoint that is being written or deleted; readers ignore it
-REPLACED = ".ckpt-old."
-"""An old checkpoint between the two renames of a replacement; valid until the second one."""
+REPLACED = ".ckpt-old."  # an old checkpoint, valid until the second rename of its replacement
 KEPT = ".ckpt-kept."  # an old checkpoint that was replaced: the new one may not be durable
 
 _KINDS = {TEMPORARY: "unfinished", REPLACED: "replaced", KEPT: "kept"}  # words of a ``Trace``

@@ -33,8 +33,7 @@ disks to us."""
 _LOCAL = re.compile(r"ext[234]|xfs|btrfs|zfs|f2fs|bcachefs|tmpfs|ramfs|overlay|squashfs|erofs")
 """File systems that no other machine can change; ``overlay`` is that of containers."""
 _ESCAPE = re.compile(r"\\([0-7]{3})")  # such as a space in a mount point, as the kernel writes it
-_ENDLESS_BYTES = 2**50
-"""Size that gcsfuse and the like report, all of it free: buckets have no end. No disk is as empty."""
+_ENDLESS_BYTES = 2**50  # the size of a bucket, all of it free, as gcsfuse and the like report it
 
 
 def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:

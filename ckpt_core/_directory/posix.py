@@ -25,8 +25,7 @@ from ckpt_core._platform import WINDOWS
 _BUFFER_BYTES = 256 * 1024
 _ABORT_TRIES = 100
 _ABORT_PAUSE_SECS = 0.02
-_LOOKS = 5
-"""How often a path is looked at that vanished: one that is replaced by two renames is gone for a moment each time."""
+_LOOKS = 5  # at a path that vanished, as it does for a moment when it is replaced by two renames
 _MOST_TRASH_NAME_BYTES = 120  # leaves room for a suffix; some file systems limit names to 143
 
 

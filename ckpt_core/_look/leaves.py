@@ -25,8 +25,7 @@ from ckpt_core._tree.match import positions_of
 from ckpt_core._tree.patterns import idle_patterns, read_again, selector
 
 Array = np.ndarray[Any, Any]
-PIECE_BYTES = 32 * MIB
-"""A larger leaf is read in pieces of at most so many bytes, if its dimensions can be divided so."""
+PIECE_BYTES = 32 * MIB  # a larger leaf is read in pieces, if its dimensions can be divided so
 _BLOCK = 2**20  # so many elements are in float64 at a time
 _LOWEST, _HIGHEST = -1074, 1024  # exponents of the least and the greatest float64
 

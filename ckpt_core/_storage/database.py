@@ -25,8 +25,7 @@ from ckpt_core._storage.arrays import refuse_file
 from ckpt_core._storage.files import DataFiles
 from ckpt_core._storage.location import INDEX_FILE, Location, StoreContext, range_of, ts, unreadable
 
-_MOST_NODE_BYTES = 128 * MIB
-"""Maximum size of a node, stored and decompressed. Ours have 64 KiB; Orbax configures up to 100 MB."""
+_MOST_NODE_BYTES = 128 * MIB  # of a node, also decompressed: ours have 64 KiB, Orbax's up to 100 MB
 _MOST_ENTRIES = 2**20  # maximum number of entries of a node, as in TensorStore
 _MOST_FILES = 2**16  # of data files that a node refers to, and of versions in a manifest
 MOST_KEY_BYTES = 2**16 - 1  # maximum length of a key or path, as in TensorStore
@@ -37,8 +36,7 @@ _MOST_VARINT_BYTES = 10
 _MISSING = 2**64 - 1  # offset and length of the root of a database without keys
 _NUMBERED = 1  # kind of a manifest; 0 for a single one, which holds the versions itself
 _ELSEWHERE = 1  # kind of a value that is in a data file; 0 for one that is inline
-_STATISTICS = 3
-"""Columns after each reference to a node: keys, bytes of nodes, bytes of values below it."""
+_STATISTICS = 3  # columns after a reference to a node: keys, bytes of nodes and of values below it
 _NO_NAMES = frozenset({"", ".", ".."})
 """What no part of the name of a file is: one file has one name, inside the item."""
 

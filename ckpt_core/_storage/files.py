@@ -271,8 +271,7 @@ def limit(name: str) -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-_ALIGNMENT = 4096
-"""Bytes: a multiple of the sectors of any disk, as places in files, in memory, and sizes must be."""
+_ALIGNMENT = 4096  # of places in files and memory, and of sizes: a multiple of any disk's sectors
 _WINDOW_BYTES = 4 * MIB + 2 * _ALIGNMENT  # takes a block with a checksum, wherever that begins
 
 

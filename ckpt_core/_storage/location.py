@@ -143,8 +143,7 @@ _STALLS = {
 }
 """A connection on which nothing moves for a minute is given up, and the request repeated; TensorStore, which reads these at
 its first request, would wait for ever."""
-_IO_THREADS = min(16, max(4, os.cpu_count() or 1))
-"""More threads than cores read no faster, and would slow the training step down."""
+_IO_THREADS = min(16, max(4, os.cpu_count() or 1))  # more would slow the training step down
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +227,7 @@ def new_context() -> StoreContext:
 
 _COUNTS = "/tensorstore/http/response_codes"
 _REPEATED = ("408", "429")  # answers after which TensorStore asks again, as after those from 500 on
-_LISTINGS = 12
-"""How often Google's store is asked for a listing, if other requests of the process are refused meanwhile."""
+_LISTINGS = 12  # tries of a listing in Google's store while other requests are refused
 
 
 class KeyValues:

@@ -32,8 +32,7 @@ _COPIED_BYTES = 16 * KIB  # copying arrays up to this size is faster than keepin
 _COPIED_FILE_BYTES = 16 * MIB  # size of a data file of copied values
 _ALIGNMENT_BYTES = 64  # values in data files begin at a multiple of it, so that they can be mapped
 _PADDING = bytes(_ALIGNMENT_BYTES)
-_DESCRIBED_BYTES = 64 * KIB
-"""By so much a data file may be larger than wanted, for what describes its arrays."""
+_DESCRIBED_BYTES = 64 * KIB  # a data file may be so much larger, for what describes its arrays
 
 _FILL_VALUES = {"bool": False, "complex64": [0.0, 0.0], "complex128": [0.0, 0.0]}
 Array = np.ndarray[Any, Any]

@@ -84,8 +84,7 @@ def _stand_in(node: Node) -> Any:
     return make(name if name.isidentifier() else "Saved", fields, rename=True)
 
 
-TRUSTED_ROOTS = frozenset({"optax", "flax", "chex", "jax"})
-"""Packages that may be imported to find a saved class among their public names."""
+TRUSTED_ROOTS = frozenset({"optax", "flax", "chex", "jax"})  # imported to find saved classes
 
 
 def _importable_type(node: Node) -> Callable[[list[Any]], Any] | None:

@@ -18,8 +18,7 @@ from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core.arguments import with_article
 
 _DEEPEST = 32  # maximum depth of nested wrappers that are named
-_INNER = ("__wrapped__", "fun", "fn", "_fun", "func")
-"""Attributes in which wrapper objects store the wrapped function."""
+_INNER = ("__wrapped__", "fun", "fn", "_fun", "func")  # attributes that hold a wrapped function
 _BARE_BYTES = type("_Empty", (), {}).__basicsize__  # size of an instance without C fields
 
 

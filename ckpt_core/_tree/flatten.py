@@ -25,8 +25,7 @@ from ckpt_core._tree.static import is_lost, static_text
 from ckpt_core._words import some
 from ckpt_core.arguments import an, with_article
 
-Key = str | int | tuple[Any, ...]
-"""One level of a path; tuples (of text, ints and tuples) are keys of dictionaries."""
+Key = str | int | tuple[Any, ...]  # one level of a path; tuples are keys of dictionaries
 Path = tuple[Key, ...]  # path of a leaf: one entry per level
 
 MAX_DEPTH = 300  # maximum nesting of a tree; also bounds the recursion over a malicious record

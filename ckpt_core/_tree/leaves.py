@@ -44,8 +44,7 @@ STORED_DTYPES = frozenset(
 """Names of the dtypes that stored zarr arrays may have."""
 _BYTE_CARRIED = frozenset({"uint2", "uint4", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3"})
 _KEY_IMPLS = {"fry": "threefry2x32", "rbg": "rbg", "urbg": "unsafe_rbg"}
-KEY_WORDS = {"threefry2x32": 2, "rbg": 4, "unsafe_rbg": 4}
-"""Size of one key of each PRNG implementation, in uint32 words."""
+KEY_WORDS = {"threefry2x32": 2, "rbg": 4, "unsafe_rbg": 4}  # uint32 words of a key
 
 
 @dataclass(frozen=True)
@@ -241,8 +240,7 @@ def to_text(leaf: Any, spec: LeafSpec) -> str:
             return json.dumps(leaf.getstate())
 
 
-_MOST_SEED_WORDS = 2**24
-"""Maximum ``pool_size`` of a stored numpy SeedSequence, in uint32 words; numpy's default is 4."""
+_MOST_SEED_WORDS = 2**24  # most uint32 words of a SeedSequence's pool; numpy's default is 4
 
 
 def from_text(text: str, spec: LeafSpec) -> Any:
