@@ -176,8 +176,7 @@ def of_missing(path: str, measured: str) -> Iterator[Finding]:
         parent, name = os.path.split(path)
         beside = os.listdir(parent) if os.path.isdir(parent) else []
         near = "".join(f"; beside it is {one}" for one in get_close_matches(name, beside, n=1))
-        text = f"{path} does not exist, so what was measured is {measured}{near}"
-        yield _note("place", text)
+        yield _note("place", f"{path} does not exist, so what was measured is {measured}{near}")
 
 
 def of_directory(

@@ -202,8 +202,7 @@ def _takes_epoch(make: Callable[..., Any]) -> bool:
 
 
 def _misfit(at: _Position, kind: str, saved: str, wanted: str) -> StructureMismatch:
-    where = f"batch {at.batches} of epoch {at.epoch}"
-    found = Mismatch(where, kind, saved, wanted)
+    found = Mismatch(f"batch {at.batches} of epoch {at.epoch}", kind, saved, wanted)
     return StructureMismatch([found], where="the stream of batches, made anew", advice=_SEED)
 
 

@@ -92,8 +92,7 @@ def match(
                 kinds.remove("dtype")
                 result.cast.append(text)
             for kind in kinds:
-                differs = Mismatch(text, kind, str(was), str(spec), None, item)
-                result.mismatches.append(differs)
+                result.mismatches.append(Mismatch(text, kind, str(was), str(spec), None, item))
     for position, (path, spec) in enumerate(saved):
         if position in used or (selected is not None and not selected(path, spec)):
             continue
