@@ -200,7 +200,7 @@ ANSWERS = (
 """Errors that answer the call: their message says all, and where in ckpt they were raised says nothing."""
 
 _OTHERS = (CheckpointCorrupt, GraceExceeded, RestoredValueIgnored)
-_TOLD: dict[str, type[CheckpointError]] = {
+_RAISED_AS_THEY_ARE: dict[str, type[CheckpointError]] = {
     cls.__name__: cls for cls in (*ANSWERS, *_OTHERS) if cls is not StructureMismatch
 }
 
@@ -211,13 +211,13 @@ def raised_by_another(kind: str, message: str) -> CheckpointError:
     """
     if kind == "StructureMismatch":
         return _rebuild_mismatch((), message)
-    return _TOLD.get(kind, CheckpointError)(message)
+    return _RAISED_AS_THEY_ARE.get(kind, CheckpointError)(message)
 
 
 def kind_of(error: BaseException) -> str:
     """Name of the class that an error counts as in the other processes."""
     names = [cls.__name__ for cls in type(error).__mro__]
-    return next((name for name in names if name in _TOLD), names[0])
+    return next((name for name in names if name in _RAISED_AS_THEY_ARE), names[0])
 
 
 def at_the_call(error: T) -> T:

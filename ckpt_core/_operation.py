@@ -118,7 +118,7 @@ class Operation:
     total_bytes: int = 0  # of the arrays that this process writes or reads, as far as known
     began: float = field(default_factory=time.monotonic)  # monotonic seconds
     thread: int = 0  # ident of the one that works
-    _told_secs: float = 0.0  # when the last progress event was sent
+    _announced_at: float = 0.0  # when the last progress event was sent
     _announced_bytes: int = 0  # in that event
     _reports: int = 0
     _reported_bytes: int = 0  # in the last report
@@ -142,9 +142,9 @@ class Operation:
     def tell_progress(self, done_bytes: int) -> None:
         """Sends a progress event, unless one was sent less than ``PROGRESS_SECS`` ago; its bytes never decrease."""
         now = time.monotonic()
-        if self.listener is None or now - max(self._told_secs, self.began) < PROGRESS_SECS:
+        if self.listener is None or now - max(self._announced_at, self.began) < PROGRESS_SECS:
             return
-        self._told_secs = now
+        self._announced_at = now
         self._announced_bytes = max(self._announced_bytes, done_bytes)
         self.happened("progress", self._announced_bytes, total_bytes=self.total_bytes)
 

@@ -87,9 +87,9 @@ class ObjectStoreBackend:
             raise CheckpointExists(f"{path}: another writer has just committed it")
         else:
             _refuse_others(path, present)
-        said = f"{this_owner()} {int(time.time())} {introduction()}, {secrets.token_hex(4)}"
+        owner = f"{this_owner()} {int(time.time())} {introduction()}, {secrets.token_hex(4)}"
         missing = version if record is None else None
-        _put_owner(path, keys, apart(token, OWNER), said.encode(), missing)
+        _put_owner(path, keys, apart(token, OWNER), owner.encode(), missing)
         return StoreAttempt(path, keys, token, version, replaced)
 
     def _refuse_inside(self, path: str) -> None:

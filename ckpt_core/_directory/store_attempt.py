@@ -278,22 +278,24 @@ def tidy(keys: Keys, *, only_look: bool = False) -> list[str]:
     """
     listed = keys.list()
     begun = attempts_in(listed)
-    said = {one: keys.get(apart(one, OWNER)) for one, place in begun.items() if not place}
-    own = [folder for owner in said.values() for folder in _own_folders(owner or b"")]
+    owner_of = {one: keys.get(apart(one, OWNER)) for one, place in begun.items() if not place}
+    own = [folder for owner in owner_of.values() for folder in _own_folders(owner or b"")]
     others = tuple(folder for folder in folders(listed) if folder not in own)
     below = {token for token, place in begun.items() if place}
     present = [key for key in listed if not key.startswith(others) and token_in(key) not in below]
     for one in filter(None, map(token_in, present)):
-        if one not in said:
-            said[one] = keys.get(apart(one, OWNER))
-    died = [one for one, owner in said.items() if owner and owner[:1] != b"[" and _is_dead(owner)]
+        if one not in owner_of:
+            owner_of[one] = keys.get(apart(one, OWNER))
+    died = [
+        one for one, owner in owner_of.items() if owner and owner[:1] != b"[" and _is_dead(owner)
+    ]
     if died and not only_look:
         for token in died:  # who may only have hung commits nothing from here on
             keys.put(apart(token, OWNER), b"")
         return tidy(keys)  # by a listing that has all that they wrote
     # an attempt puts its owner's key first, and deletes it last
-    ended = {token for token, owner in said.items() if not owner or _is_dead(owner)}
-    owners = [apart(token, OWNER) for token in ended if said[token] is not None]
+    ended = {token for token, owner in owner_of.items() if not owner or _is_dead(owner)}
+    owners = [apart(token, OWNER) for token in ended if owner_of[token] is not None]
     record = keys.get(RECORD)
     committed = token_of(record)
     if record is not None:
@@ -307,18 +309,18 @@ def tidy(keys: Keys, *, only_look: bool = False) -> list[str]:
     else:
         here = {token_in(key) for key in present if key.startswith(STAGING)}
         gone = [key for key in present if token_in(key) in ended & here]
-    if not only_look and (gone or said.get(committed or "") is not None):
+    if not only_look and (gone or owner_of.get(committed or "") is not None):
         remove_all(keys, [key for key in gone if key not in owners])
         put_copies_again(keys)
         keys.delete(owners)  # at last: by them the next one finds what is unfinished here
     return gone
 
 
-def _is_dead(said: bytes) -> bool:
+def _is_dead(owner: bytes) -> bool:
     """Whether the owner who put this is gone; a guess by age for one on another host."""
-    if said[:1] in (b"", b"["):  # what ``tidy`` puts, and a deletion
+    if owner[:1] in (b"", b"["):  # what ``tidy`` puts, and a deletion
         return True
-    process, _, rest = said.decode(errors="replace").partition(" ")
+    process, _, rest = owner.decode(errors="replace").partition(" ")
     living = lives(process)
     if living is not None:
         return not living
@@ -326,10 +328,10 @@ def _is_dead(said: bytes) -> bool:
     return began.isdigit() and time.time() - int(began) > FOREIGN_ATTEMPT_SECS
 
 
-def _own_folders(said: bytes) -> list[str]:
+def _own_folders(owner: bytes) -> list[str]:
     """The folders of this checkpoint's own that look like checkpoints, from the owner's key of a deletion."""
     try:
-        found = json.loads(said) if said[:1] == b"[" else []
+        found = json.loads(owner) if owner[:1] == b"[" else []
     except ValueError:
         return []
     return [one for one in found if isinstance(one, str)]

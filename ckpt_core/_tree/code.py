@@ -116,8 +116,8 @@ def same_function(one: str, other: str) -> bool:
     parentheses, and after `` of `` the function that a wrapper transforms.
     """
     (package, name), (other_package, other_name) = _parts(one), _parts(other)
-    alike = package == other_package or "__main__" in (package, other_package)
-    return name == other_name and alike
+    same_package = package == other_package or "__main__" in (package, other_package)
+    return name == other_name and same_package
 
 
 def _parts(name: str) -> tuple[str, str]:

@@ -199,8 +199,8 @@ class _Walk:
             if node.kind != "dict":
                 return node
             numbers = value.constants.items()
-            told = {name: ["float", x.hex()] if type(x) is float else x for name, x in numbers}
-            return dataclasses.replace(node, static=json.dumps({"constants": told}))
+            plain = {name: ["float", x.hex()] if type(x) is float else x for name, x in numbers}
+            return dataclasses.replace(node, static=json.dumps({"constants": plain}))
         if len(path) > MAX_DEPTH:
             where = f"{format_path(path)[:200]}..."
             raise refused(value, where, f"nested more than {MAX_DEPTH} levels deep")
