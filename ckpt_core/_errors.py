@@ -190,13 +190,7 @@ class ForkedProcess(CheckpointError, RuntimeError):
     """Called in a forked child, where JAX and TensorStore do not work."""
 
 
-ANSWERS = (
-    CheckpointNotFound,
-    CheckpointExists,
-    StructureMismatch,
-    UnsupportedLeaf,
-    RefusedArgument,
-)
+ANSWERS = CheckpointNotFound, CheckpointExists, StructureMismatch, UnsupportedLeaf, RefusedArgument
 """Errors that answer the call: their message says all, and where in ckpt they were raised says nothing."""
 
 _OTHERS = (CheckpointCorrupt, GraceExceeded, RestoredValueIgnored)

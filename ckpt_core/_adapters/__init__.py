@@ -253,11 +253,9 @@ def introduce(items: Mapping[str, Any]) -> dict[str, Adapter | None]:
                 fields = [one.name for one in dataclasses.fields(value)]
                 inside = {name: getattr(value, name, None) for name in fields}
             elif not isinstance(value, dict) and not hasattr(value, "__next__"):
+                is_child = functools.partial(operator.is_not, value)
                 with contextlib.suppress(AttributeError, TypeError, ValueError):  # said by the save
-                    children = jax.tree.leaves(
-                        value, is_leaf=functools.partial(operator.is_not, value)
-                    )
-                    inside = dict(enumerate(children))
+                    inside = dict(enumerate(jax.tree.leaves(value, is_leaf=is_child)))
             for kind in {*map(type, inside.values())}:  # not each leaf: there may be thousands
                 if _for_class(kind) is not None or not issubclass(kind, _plain_types()):
                     here = ((key, part) for key, part in inside.items() if type(part) is kind)

@@ -83,9 +83,7 @@ def _sync_the_drive(descriptor: int) -> None:
         os.fsync(descriptor)
 
 
-sync_file: Callable[[int], object] = (
-    _sync_the_drive if MACOS else lambda descriptor: os.fsync(descriptor)
-)
+sync_file: Callable[[int], object] = _sync_the_drive if MACOS else lambda number: os.fsync(number)
 """Makes the content of an open file or directory last through a power cut."""
 
 

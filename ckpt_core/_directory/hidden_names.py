@@ -126,9 +126,8 @@ def removable(parent: str) -> list[str]:
     """Hidden names to delete: unfinished saves of dead writers, and replaced checkpoints."""
     found = find(parent)
     old = [hidden for hidden in found if hidden.kind != TEMPORARY]
-    beside = {
-        digest(entry): f"{parent}/{entry}" for entry in (names_in(parent) if old else ()) or ()
-    }
+    names = (names_in(parent) if old else ()) or ()
+    beside = {digest(name): f"{parent}/{name}" for name in names}
     gone = [one for one in old if one.digest in beside and has_sign(beside[one.digest])]
     saves = [one for one in found if one.kind == TEMPORARY]
     gone += [one for one in saves if is_dead(one.owner, os.path.join(parent, one.entry))]

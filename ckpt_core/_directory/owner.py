@@ -191,15 +191,13 @@ _forking = threading.RLock()
 """Held while a descriptor is opened or closed and during a fork, so ``open_files`` is complete."""
 
 
-def _close_in_child() -> None:
+def _close_all() -> None:
     for file in list(open_files):
         file.close()
     _forking.release()
 
 
-around_forks(
-    before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_close_in_child
-)
+around_forks(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_close_all)
 
 
 def _open_to_lock(path: str) -> LockFile:

@@ -286,9 +286,8 @@ def tidy(keys: Keys, *, only_look: bool = False) -> list[str]:
     for one in filter(None, map(token_in, present)):
         if one not in owner_of:
             owner_of[one] = keys.get(apart(one, OWNER))
-    died = [
-        one for one, owner in owner_of.items() if owner and owner[:1] != b"[" and _is_dead(owner)
-    ]
+    writers = {one: owner for one, owner in owner_of.items() if owner and owner[:1] != b"["}
+    died = [one for one, owner in writers.items() if _is_dead(owner)]
     if died and not only_look:
         for token in died:  # who may only have hung commits nothing from here on
             keys.put(apart(token, OWNER), b"")

@@ -27,7 +27,7 @@ from ckpt_core._tree.patterns import idle_patterns, read_again, selector
 Array = np.ndarray[Any, Any]
 PIECE_BYTES = 32 * MIB  # a larger leaf is read in pieces, if its dimensions can be divided so
 _BLOCK = 2**20  # so many elements are in float64 at a time
-_LOWEST, _HIGHEST = -1074, 1024  # exponents of the least and the greatest float64
+_LOWEST, _OCTAVES = -1074, 2099  # exponent of the least float64; up to 1024 of the greatest
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,10 @@ class Trees:
         """Paths of the leaves that ``only`` takes."""
         return [self.trees[item].paths[leaf.place] for leaf in self.items[item]]
 
-    def pieces(
-        self, item: str, leaves: list[Leaf], itemsizes: Sequence[int] = ()
-    ) -> Generator[Array]:
+    def pieces(self, item: str, leaves: list[Leaf], sizes: Sequence[int] = ()) -> Generator[Array]:
         """The values of leaves, ``regions()`` of each in turn, of its item size or that given; close it, its threads read ahead."""
-        saved, sizes = self.trees[item], itemsizes or [leaf.itemsize for leaf in leaves]
-        sized = zip(leaves, sizes, strict=True)
+        saved = self.trees[item]
+        sized = zip(leaves, sizes or [leaf.itemsize for leaf in leaves], strict=True)
         wants = [Want(leaf.place, [part]) for leaf, size in sized for part in leaf.regions(size)]
         with self._opened.held():
             read = read_leaves(self._opened, saved, wants, Options(), self._context)
@@ -173,9 +171,7 @@ class Sums:
     squares: float = 0.0  # sum of the squared magnitudes
     spread: float = 0.0  # sum of the squared distances to the mean
     # how many negative, and how many positive values have a magnitude below each power of two, and not below half of it
-    octave_counts: Array = field(
-        default_factory=lambda: np.zeros((2, _HIGHEST - _LOWEST + 1), np.int64)
-    )
+    octave_counts: Array = field(default_factory=lambda: np.zeros((2, _OCTAVES), np.int64))
 
     def add(self, array: Array) -> None:
         """Adds a piece."""
@@ -198,9 +194,8 @@ class Sums:
         self.max = float(np.fmax(self.max, ordered.max()))
         taken = np.isfinite(sizes) & (sizes > 0)
         positive = is_complex or values[taken] > 0  # complex numbers count as positive ones
-        width = self.octave_counts.shape[1]
-        places = np.frexp(sizes[taken])[1] - _LOWEST + width * positive
-        self.octave_counts += np.bincount(places, minlength=2 * width).reshape(2, width)
+        places = np.frexp(sizes[taken])[1] - _LOWEST + _OCTAVES * positive
+        self.octave_counts += np.bincount(places, minlength=2 * _OCTAVES).reshape(2, _OCTAVES)
         # the squares of sums lose all digits where the mean is far from 0
         before, self.finite_count = self.finite_count, self.finite_count + values.size
         share, mean = values.size / self.finite_count, values.mean().item()

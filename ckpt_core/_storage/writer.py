@@ -53,6 +53,10 @@ class ArrayToWrite:
     source: Any = None  # weak reference to the ``jax.Array`` that the values were copied from
 
 
+_Description = tuple[bytes, str | None]
+"""``zarr.json`` of an array, and the key of its chunk if it has only one, else None."""
+
+
 class _Chunk(NamedTuple):
     """A chunk that waits to be written."""
 
@@ -107,7 +111,7 @@ class ArrayWriter:
 
     def put(self, arrays: Iterable[ArrayToWrite], copied_bytes: int = _COPIED_BYTES) -> None:
         """Begins to write arrays; values must stand still until ``settle``, but for arrays of at most ``copied_bytes``."""
-        known: dict[Any, tuple[bytes, str | None]] = {}
+        known: dict[Any, _Description] = {}
         keys, which, checksums = self.rows.keys, self.rows.which, self.checksums
         for array in arrays:
             if self._copied_bytes > self._limit_bytes:
@@ -115,7 +119,7 @@ class ArrayWriter:
             spec, chunk, codec, size_bytes = array.spec, array.chunk, array.codec, array.size_bytes
             layout = known.get((id(spec), chunk, codec))  # hashes faster than the spec
             if layout is None:
-                layout = layout_of(spec.stored_dtype, spec.stored_shape, chunk, codec)
+                layout = _described(spec.stored_dtype, spec.stored_shape, chunk, codec)
                 known[id(spec), chunk, codec] = layout
             metadata, only_key = layout
             small = size_bytes <= copied_bytes
@@ -307,10 +311,7 @@ def _in_memory(dtype: str, chunk: Shape, codec: str) -> Any:
 
 
 @functools.lru_cache(4096)
-def layout_of(
-    dtype: str, shape: Shape, chunk: Shape, codec: str | None
-) -> tuple[bytes, str | None]:
-    """``zarr.json`` of an array, and the key of its chunk if it has only one, else None."""
+def _described(dtype: str, shape: Shape, chunk: Shape, codec: str | None) -> _Description:
     metadata = json.dumps(zarr_metadata(dtype, shape, chunk, codec)).encode()
     return metadata, chunk_key((0,) * len(shape)) if chunk == shape else None
 
