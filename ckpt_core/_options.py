@@ -276,9 +276,8 @@ def checked_options(options: Options | None) -> Options:
         if isinstance(options, Mapping):
             Options(**options)  # raises for what it would not take either
             written = ", ".join(f"{name}=..." for name in cast("Iterable[str]", options))
-        raise TypeError(
-            f"options must be ckpt.Options, got {an(options)}: write options=ckpt.Options({written})"
-        )
+        advice = f"write options=ckpt.Options({written})"
+        raise TypeError(f"options must be ckpt.Options, got {an(options)}: {advice}")
     return options
 
 
@@ -354,9 +353,8 @@ def unnamed(items: object) -> TypeError:
 def refuse_args(name: str, value: object, call: str) -> None:
     """Raises TypeError for an object of Orbax that wraps a tree for its own calls; ``call`` takes the tree itself."""
     if any(cls.__name__ == "CheckpointArgs" for cls in type(value).__mro__):
-        raise TypeError(
-            f"{name} is {an(value)} of Orbax, and here a tree or an object is passed as it is: write {call}"
-        )
+        what = f"{an(value)} of Orbax, and here a tree or an object is passed as it is"
+        raise TypeError(f"{name} is {what}: write {call}")
 
 
 def refuse_arguments(

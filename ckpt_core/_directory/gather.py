@@ -164,9 +164,8 @@ def _remove_of_the_dead() -> None:
 def read_secret(path: str) -> bytes:
     """The bytes of a file; CheckpointError, which says what to do, if others can read it, or if it is too short for a secret."""
     if WINDOWS:
-        raise CheckpointError(
-            f"{path}: on Windows nothing tells who may read a file, so no secret is taken from one"
-        )
+        what = "on Windows nothing tells who may read a file, so no secret is taken from one"
+        raise CheckpointError(f"{path}: {what}")
     descriptor = os.open(path, READ | NO_LINK)
     try:
         status = os.fstat(descriptor)

@@ -77,14 +77,11 @@ def check_step(step: int) -> int:
     try:
         number = operator.index(step)
     except TypeError:
+        shown = repr(step) if isinstance(step, (str, float)) else an(step)
+        advice = f"{shown}: the step comes first, as in save(step, state)"
         if isinstance(step, str) and step.isdecimal():
-            raise TypeError(
-                f"step must be an integer, got the text {step!r}: pass {step}"
-            ) from None
-        shown = repr(step) if isinstance(step, (str, float)) else f"{an(step)}"
-        raise TypeError(
-            f"step must be an integer, got {shown}: the step comes first, as in save(step, state)"
-        ) from None
+            advice = f"the text {shown}: pass {step}"
+        raise TypeError(f"step must be an integer, got {advice}") from None
     if isinstance(step, bool) or not 0 <= number <= MAX_STEP:
         raise ValueError(f"step must be an integer from 0 to 2**63-1, got {step!r}")
     return number

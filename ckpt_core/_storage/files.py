@@ -358,9 +358,8 @@ class PastCache:
 def _is_resident(descriptor: int, offset: int) -> bool:
     """Whether a page of a file of this user is in the page cache; the system is not asked to read it."""
     try:
-        page = mmap.mmap(
-            descriptor, 1, prot=mmap.PROT_READ, offset=offset - offset % mmap.ALLOCATIONGRANULARITY
-        )
+        start = offset - offset % mmap.ALLOCATIONGRANULARITY
+        page = mmap.mmap(descriptor, 1, prot=mmap.PROT_READ, offset=start)
         found, mincore = ctypes.c_ubyte(), ctypes.CDLL(None).mincore
         mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
         if mincore(np.frombuffer(page, np.uint8).ctypes.data, 1, ctypes.byref(found)) == 0:

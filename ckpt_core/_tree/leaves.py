@@ -162,9 +162,8 @@ def describe(leaf: Any, path: Path) -> LeafSpec:
 
 def _describe_jax(leaf: Any, path: Path) -> LeafSpec:
     if isinstance(leaf, jax.Array) and leaf.is_deleted():
-        raise _unsupported(
-            leaf, path, "its buffer was donated or deleted: save before the step that donates it"
-        )
+        advice = "its buffer was donated or deleted: save before the step that donates it"
+        raise _unsupported(leaf, path, advice)
     if getattr(getattr(leaf.sharding, "spec", None), "unreduced", None):
         advice = "each device holds a part of its sum: save jax.sharding.reshard(array, jax.sharding.PartitionSpec())"
         raise _unsupported(leaf, path, advice)

@@ -65,9 +65,8 @@ def match(
                 what = f"two leaves have the path {text!r}: the checkpoint is damaged"
                 raise CheckpointCorrupt(what, leaf=text)
             both = f"{format_path(saved[by_key[key]][0])!r} and {format_path(path)!r}"
-            raise ValueError(
-                f"rename= gives {both} the same path {format_path(renamed_path(path, rules.rename))!r}"
-            )
+            same = format_path(renamed_path(path, rules.rename))
+            raise ValueError(f"rename= gives {both} the same path {same!r}")
     used: set[int] = set()
     for key, (path, spec) in zip(wanted_keys, wanted, strict=True):
         position = by_key.get(key)
