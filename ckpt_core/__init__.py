@@ -80,20 +80,17 @@ _HOMES = {
     "_replayed": "Replayed",
     "_results": "CheckpointInfo ItemInfo LeafInfo Problem Restored RestoredStep RestoreReport VerifyReport",
     "_run.checkpointer": "Checkpointer",
+    "_run.policies.keep": "keep",
+    "_run.policies.when": "when",
     "_save": "save save_async",
     "_save.pieces": "writer",
     "_verify": "inspect verify",
+    "convert": "convert",
+    "events": "events",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
-_MODULES = {
-    "convert": "ckpt_core.convert",
-    "events": "ckpt_core.events",
-    "keep": "ckpt_core._run.policies.keep",
-    "when": "ckpt_core._run.policies.when",
-}
-
-__all__ = sorted([*_HOME_OF, *_MODULES])  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def _imported(module: str) -> Any:
@@ -111,14 +108,12 @@ def _imported(module: str) -> Any:
 if not TYPE_CHECKING:  # hidden from type checkers, so that they report unknown names
 
     def __getattr__(name: str) -> Any:
-        if name in _MODULES:
-            value = _imported(_MODULES[name])
-        elif name in _HOME_OF:
-            value = getattr(_imported(f"ckpt_core.{_HOME_OF[name]}"), name)
-        else:
+        if name not in _HOME_OF:
             raise AttributeError(f"module 'ckpt_core' has no attribute {name!r}")
-        globals()[name] = value
-        return value
+        module = _imported(f"ckpt_core.{_HOME_OF[name]}")
+        is_module = _HOME_OF[name].rpartition(".")[2] == name
+        globals()[name] = module if is_module else getattr(module, name)
+        return globals()[name]
 
 
 def __dir__() -> list[str]:

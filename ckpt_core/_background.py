@@ -39,7 +39,7 @@ class Pending:
         self.unreported: BaseException | None = None  # the error, until a caller has received it
         self.ended = self._failed = False  # ended: as done(), for those who ask often
         self._claim = threading.Lock()  # taken once: by the work's thread or by abandon
-        self._abandoned = self.launched = False
+        self._abandoned = False
         self._ident: int | None = None
         self._low = low
         self._caller_left, self._ended = threading.Event(), threading.Event()
@@ -52,7 +52,6 @@ class Pending:
             self._run_here()
             _report_failures()
             return
-        self.launched = True
         try:
             self._thread.start()
         except RuntimeError:
@@ -75,7 +74,7 @@ class Pending:
         # Let the caller continue first: otherwise it may wait a whole GIL switch interval.
         self._caller_left.wait(_HEAD_START_SECS)
         if self._low:
-            give_way()
+            take_lowest_priority()
         self._run_here()
 
     def _run_here(self) -> None:
@@ -188,13 +187,12 @@ def _copied(error: BaseException) -> BaseException:
     return again.with_traceback(error.__traceback__)
 
 
-unfinished: set[Pending] = set()
-"""Running work, and saves with an error that no caller has received."""
+unfinished: set[Pending] = set()  # running work, and saves with an error that nobody has received
 
 
 def wait_for_saves(place: str, timeout_secs: float, but: Collection[Pending | None] = ()) -> None:
     """Blocks until no background save of this process, but for these, writes at a path, above it or below."""
-    saves = [one for one in list(unfinished) if isinstance(one, PendingSave) and _is_running(one)]
+    saves = [one for one in list(unfinished) if isinstance(one, PendingSave) and not one.ended]
     if any(one.is_this_thread() for one in saves):
         return  # another save may wait for the one of this thread
     for one in saves:
@@ -228,12 +226,9 @@ def _remember(pending: Pending) -> None:
 
 def nobody_is_left() -> bool:
     """Whether the interpreter exits and only ckpt's threads remain: no load is needed any more."""
-    if threading.main_thread().is_alive():
-        return False
-    return all(
-        thread.daemon or thread.name.startswith("ckpt-") or thread is threading.main_thread()
-        for thread in threading.enumerate()
-    )
+    main = threading.main_thread()
+    others = (one for one in threading.enumerate() if one is not main and not one.daemon)
+    return not main.is_alive() and all(one.name.startswith("ckpt-") for one in others)
 
 
 def _finish() -> None:
@@ -241,24 +236,19 @@ def _finish() -> None:
     if os.getpid() != HOME.pid:
         return  # in a forked child: the saves belong to its parent
     interrupted = False
-    while running := [one for one in list(unfinished) if _is_running(one)]:
+    while running := [one for one in list(unfinished) if not one.ended]:
         try:
             running[0].wait()
         except BaseException:
-            saves = [one.path for one in running if isinstance(one, PendingSave)]
             said = "is still being saved; interrupt again to end without it"
             if interrupted:
                 said = "was not saved: interrupted at exit"
-            for path in saves:
-                print(f"ckpt: {path} {said}", file=sys.stderr)
+            for save in running:
+                if isinstance(save, PendingSave):
+                    print(f"ckpt: {save.path} {said}", file=sys.stderr)
             if interrupted:
                 _exit_with_failure()
             interrupted = True
-
-
-def _is_running(pending: Pending) -> bool:
-    # Work whose thread was never launched would never end.
-    return pending.launched and not pending.ended
 
 
 def _finish_last() -> None:
@@ -269,17 +259,14 @@ def _finish_last() -> None:
 
 
 def _report_failures() -> None:
-    failed = [
-        (pending.path, error)
-        for pending in list(unfinished)
-        if isinstance(pending, PendingSave) and (error := pending.unreported) is not None
-    ]
-    if not failed:
-        return
-    for path, error in failed:
-        print(f"ckpt: {path} was not saved:", file=sys.stderr)
-        traceback.print_exception(error)
-    _exit_with_failure()
+    failed = False
+    for pending in list(unfinished):
+        if isinstance(pending, PendingSave) and (error := pending.unreported) is not None:
+            print(f"ckpt: {pending.path} was not saved:", file=sys.stderr)
+            traceback.print_exception(error)
+            failed = True
+    if failed:
+        _exit_with_failure()
 
 
 def _exit_with_failure() -> None:
@@ -367,7 +354,7 @@ def run_each(function: Callable[[T], R], things: Iterable[T], threads: int, name
         return [job.result() for job in jobs]
 
 
-def give_way() -> None:
+def take_lowest_priority() -> None:
     """Gives this thread, and those that it starts, the lowest priority: on Linux, where each thread has its own."""
     if LINUX:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_NICE)

@@ -176,8 +176,7 @@ def of_missing(path: str, measured: str) -> Iterator[Finding]:
         parent, name = os.path.split(path)
         beside = os.listdir(parent) if os.path.isdir(parent) else []
         near = "".join(f"; beside it is {one}" for one in get_close_matches(name, beside, n=1))
-        text = f"{path} does not exist, so what was measured is {measured}{near}"
-        yield _note("place", text)
+        yield _note("place", f"{path} does not exist, so what was measured is {measured}{near}")
 
 
 def of_directory(
@@ -249,9 +248,7 @@ def _probe_disk(path: str, probe_bytes: int) -> Disk:
     folder = hidden_names.make(hidden_names.TEMPORARY, path, "doctor")
     os.mkdir(folder)
     try:
-        file, small, *swapped = (
-            os.path.join(folder, name) for name in ("speed", "small", "1", "2")
-        )
+        file, small, *swapped = (f"{folder}/{name}" for name in ("speed", "small", "1", "2"))
         for name in swapped:
             os.mkdir(name)
         write_secs = _secs(lambda: _write(file, probe_bytes))

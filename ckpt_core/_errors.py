@@ -82,11 +82,11 @@ class Mismatch:
 
     Attributes:
         path: path of the leaf, as text with ``/``.
-        kind: ``missing`` (wanted, not saved), ``unexpected`` (saved, not wanted), ``shape``,
-            ``dtype``, ``sharding`` (the mesh does not divide the shape), ``function`` (another
-            name, or on one side only), ``static`` (a number, flag, enum or dtype that jax does not
-            flatten, which the target keeps), ``rename`` (an entry of ``rename=`` that matches nothing),
-            ``rule`` (one of ``rules=`` that does), ``select`` (no such part of the leaf), or ``kind`` (for example an array where a string was saved).
+        kind: ``missing`` (wanted, not saved), ``unexpected`` (saved, not wanted), ``shape``, ``dtype``, ``sharding``
+            (the mesh does not divide the shape), ``function`` (another name, or on one side only), ``static`` (a
+            number, flag, enum or dtype that jax does not flatten, which the target keeps), ``rename``, ``rule`` (an
+            entry of ``rename=``, ``rules=`` that matches nothing), ``select`` (no such part of the leaf), or
+            ``kind`` (for example an array where a string was saved).
         saved: description of the saved leaf, or None.
         wanted: description of the target's leaf, or None.
         nearest: the most similar path on the other side, or None.
@@ -190,17 +190,11 @@ class ForkedProcess(CheckpointError, RuntimeError):
     """Called in a forked child, where JAX and TensorStore do not work."""
 
 
-ANSWERS = (
-    CheckpointNotFound,
-    CheckpointExists,
-    StructureMismatch,
-    UnsupportedLeaf,
-    RefusedArgument,
-)
+ANSWERS = CheckpointNotFound, CheckpointExists, StructureMismatch, UnsupportedLeaf, RefusedArgument
 """Errors that answer the call: their message says all, and where in ckpt they were raised says nothing."""
 
 _OTHERS = (CheckpointCorrupt, GraceExceeded, RestoredValueIgnored)
-_TOLD: dict[str, type[CheckpointError]] = {
+_RAISED_AS_THEY_ARE: dict[str, type[CheckpointError]] = {
     cls.__name__: cls for cls in (*ANSWERS, *_OTHERS) if cls is not StructureMismatch
 }
 
@@ -211,13 +205,13 @@ def raised_by_another(kind: str, message: str) -> CheckpointError:
     """
     if kind == "StructureMismatch":
         return _rebuild_mismatch((), message)
-    return _TOLD.get(kind, CheckpointError)(message)
+    return _RAISED_AS_THEY_ARE.get(kind, CheckpointError)(message)
 
 
 def kind_of(error: BaseException) -> str:
     """Name of the class that an error counts as in the other processes."""
     names = [cls.__name__ for cls in type(error).__mro__]
-    return next((name for name in names if name in _TOLD), names[0])
+    return next((name for name in names if name in _RAISED_AS_THEY_ARE), names[0])
 
 
 def at_the_call(error: T) -> T:

@@ -7,6 +7,7 @@ to who knows the secret of the job: paths come from there alone, so no request r
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hmac
 import http.client
@@ -28,8 +29,7 @@ from ckpt_core._options import MIB
 from ckpt_core._platform import NO_LINK, READ
 
 BLOCK_BYTES = 4 * MIB
-IDLE_SECS = 30.0
-"""Maximum time in which a connection moves no byte, on either side."""
+IDLE_SECS = 30.0  # maximum time in which a connection moves no byte, on either side
 _MOST_REASON = 100  # maximum length of what is repeated of a refusal
 _MOST_CONNECTIONS = 32  # further ones are refused, and their processes try another source, or later
 _PATH = re.compile(r"/(\d{1,19})/([0-9A-Za-z]{1,64})/(\d{1,8})/(\d{1,8})")
@@ -116,9 +116,8 @@ class Connection:
             while missing:
                 data = answer.read(min(BLOCK_BYTES, missing))
                 if not data:
-                    raise ConnectionError(
-                        f"{self._where} stopped {missing} bytes before the end of a file"
-                    )
+                    what = f"stopped {missing} bytes before the end of a file"
+                    raise ConnectionError(f"{self._where} {what}")
                 missing -= len(data)
                 self._used = time.monotonic()
                 yield data
@@ -202,10 +201,8 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
 
 def _wake(connection: socket.socket) -> None:
-    try:
+    with contextlib.suppress(OSError):  # it is closed already
         connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # it is closed already
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -235,10 +232,10 @@ class _Handler(BaseHTTPRequestHandler):
             if int(asked[4]) >= len(paths):
                 raise FileNotFoundError(errno.ENOENT, "no such file of a part")
             file = open_plain(paths[int(asked[4])])
-        except OSError as error:  # a file that its disk does not give says nothing about the part
+        except OSError as error:
             if error.errno in _NO_FILE:  # deleted in the meantime, as a rule
                 self._refuse(HTTPStatus.NOT_FOUND)
-            else:
+            else:  # a file that its disk does not give says nothing about the part
                 why = f"It cannot read it: {error.strerror}"
                 self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, why)
             return

@@ -14,24 +14,22 @@ from typing import Any
 class Files:
     """An item of any files: tokenizers, vocabularies, configurations, code.
 
-    Saved with the checkpoint, as atomic and checksummed as the rest of it; loaded as ``SavedFiles``.
-    Where several processes run, process 0 saves its files, and all load them.
+    Saved with the checkpoint, as atomic and checksummed as the rest of it; loaded as ``SavedFiles``. Where several
+    processes run, process 0 saves its files, and all load them.
 
-    - Links to files and directories are followed: what they lead to is saved. Pipes, sockets,
-      devices, dangling links and links that lead in a circle are refused. Empty directories and
-      the permissions of files are not saved.
-    - Files of less than 1 MiB, up to 64 MiB together, are read before the call returns. Others are
-      copied while the save runs: they must not change before an asynchronous save has ended; one
-      that does makes the save fail.
-    - A Checkpointer hard-links files of 1 MiB and more whose bytes are those of the last step
+    - Links are followed: what they lead to is saved. Pipes, sockets, devices, dangling links and links that lead in
+      a circle are refused. Empty directories and the permissions of files are not saved.
+    - Files of less than 1 MiB, up to 64 MiB together, are read before the call returns. Others are copied while the
+      save runs: one that changes before an asynchronous save has ended makes the save fail.
+    - A Checkpointer hard-links files of 1 MiB and more that hold the bytes of the last step
       (``Options.link_unchanged``).
-    - In a bucket every file is one object. Files are held in memory until the save has ended, so
-      they may have ``Options.max_host_bytes`` together.
+    - In a bucket every file is one object. Files are held in memory until the save has ended, so they may have
+      ``Options.max_host_bytes`` together.
 
     Args:
-        source: path of a file or a directory, in which the checkpoint itself must not lie; or a function, which is called once for each save,
-            before the save returns, with the path of an empty directory to write into. With
-            ``local_directory=`` it may be called for each tier.
+        source: path of a file or a directory, in which the checkpoint itself must not lie; or a function, which is
+            called once for each save, before the save returns, with the path of an empty directory to write into.
+            With ``local_directory=`` it may be called for each tier.
 
     Example:
         >>> import ckpt_core as ckpt, pathlib, tempfile
@@ -48,13 +46,11 @@ class Files:
         self.source: Any = source
         # type name of the handler by which Orbax loads them; None: it loads a list of them, as JSON
         self.orbax_handler: str | None = None
-        if callable(source):
-            return
-        if not isinstance(source, str | os.PathLike):
-            raise TypeError(
-                f"Files takes a path, or a function that writes into a directory; got {source!r}"
-            )
-        _refuse_no_path(source)
+        if not (callable(source) or isinstance(source, str | os.PathLike)):
+            wanted = "a path, or a function that writes into a directory"
+            raise TypeError(f"Files takes {wanted}; got {source!r}")
+        if not callable(source):
+            _refuse_no_path(source)
 
     def __repr__(self) -> str:
         return f"Files({self.source!r})"
@@ -63,10 +59,9 @@ class Files:
 class Json:
     """An item of plain values, stored as JSON: Orbax's Json handlers read it too.
 
-    Loaded as the value itself. As JSON has them: tuples come back as lists. Keys that are no text,
-    and values that JSON does not have, are refused. Later changes of the value are not saved.
-    A loaded value that is saved again needs ``Json`` around it, if Orbax is to read it as JSON; without,
-    it is a tree, which a target ``ckpt.Json`` takes, too.
+    Loaded as the value itself; tuples come back as lists. Keys that are no text, and values that JSON does not have,
+    are refused. Later changes of the value are not saved. A loaded value that is saved again needs ``Json`` around
+    it, if Orbax is to read it as JSON; without, it is a tree, which a target ``ckpt.Json`` takes, too.
 
     Args:
         value: dicts with text keys, lists, text, numbers, True, False, None.
@@ -91,9 +86,8 @@ class Json:
 class SavedFiles:
     """The files of an item of a checkpoint, which are read when they are asked for.
 
-    The load has verified every byte. They are read from the checkpoint, and verified again: if that
-    is deleted, by a policy of its run for example, CheckpointNotFound is raised. Pass it to ``save``
-    to save the same files again.
+    The load has verified every byte. They are read from the checkpoint, and verified again: if that is deleted, by a
+    policy of its run for example, CheckpointNotFound is raised. Pass it to ``save`` to save the same files again.
     """
 
     def __init__(

@@ -24,19 +24,11 @@ from ckpt_core._words import size
 
 logger = logging.getLogger("ckpt_core")
 
-Kind = Literal[
-    "save_started",
-    "snapshot_taken",
-    "committed",
-    "save_failed",
-    "restore_started",
-    "restored",
-    "restore_failed",
-    "progress",
-    "slow",
-    "deleted",
-    "delete_failed",
-]
+Kind = (
+    Literal["save_started", "snapshot_taken", "committed", "save_failed"]
+    | Literal["restore_started", "restored", "restore_failed"]
+    | Literal["progress", "slow", "deleted", "delete_failed"]
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +36,10 @@ class Event:
     """One event of one checkpoint.
 
     Attributes:
-        kind: ``save_started``, ``snapshot_taken`` (the call returns: ``secs`` is how long it
-            blocked), ``committed`` (durable), ``save_failed``, ``restore_started``, ``restored``,
-            ``restore_failed``, ``progress`` (of a running save or restore), ``slow`` (it has
-            taken ``Options.report_secs``, or a multiple; from a thread of its own), ``deleted``,
-            ``delete_failed``.
+        kind: ``save_started``, ``snapshot_taken`` (the call returns: ``secs`` is how long it blocked), ``committed``
+            (durable), ``save_failed``, ``restore_started``, ``restored``, ``restore_failed``, ``progress`` (of a
+            running save or restore), ``slow`` (it has taken ``Options.report_secs``, or a multiple; from a thread of
+            its own), ``deleted``, ``delete_failed``.
         path: path or URL of the checkpoint.
         step: step number in a Checkpointer's directory, else None.
         bytes: array bytes that this process wrote or read; in a progress event, so far; compressed ones as stored.
@@ -75,9 +66,7 @@ Listener = Callable[[Event], None]
 
 
 def tell(event: Event, listener: Listener | None) -> None:
-    """Sends an event to the listener and, unless it is of progress or slow, to jax.monitoring, as ``/ckpt/<kind>`` and
-    ``/ckpt/<kind>/bytes``; their errors are only logged.
-    """
+    """Sends an event to the listener and, but for ``progress`` and ``slow``, to jax.monitoring; their errors are only logged."""
     if event.kind not in ("progress", "slow"):
         _call_listener(_record, event, "a listener of jax.monitoring")
     if listener is not None:
@@ -98,8 +87,7 @@ def _call_listener(listener: Listener, event: Event, name: str) -> None:
     try:
         listener(event)
     except Exception:
-        # A listener's error must not fail a save. A signal handler's exception is not the
-        # listener's.
+        # it must not fail a save; an exception of a signal handler is not the listener's
         logger.exception("%s raised at %s of %s", name, event.kind, event.path)
 
 
@@ -112,8 +100,7 @@ def _record(event: Event) -> None:
         jax.monitoring.record_scalar(f"{name}/bytes", event.bytes)
 
 
-PROGRESS_SECS = 0.1
-"""Minimum interval between two progress events."""
+PROGRESS_SECS = 0.1  # minimum interval between two progress events
 _STACKS_AT_REPORT = 5  # this report shows the stacks, once: by then it is no slow disk any more
 
 
@@ -131,7 +118,7 @@ class Operation:
     total_bytes: int = 0  # of the arrays that this process writes or reads, as far as known
     began: float = field(default_factory=time.monotonic)  # monotonic seconds
     thread: int = 0  # ident of the one that works
-    _told_secs: float = 0.0  # when the last progress event was sent
+    _announced_at: float = 0.0  # when the last progress event was sent
     _announced_bytes: int = 0  # in that event
     _reports: int = 0
     _reported_bytes: int = 0  # in the last report
@@ -155,9 +142,9 @@ class Operation:
     def tell_progress(self, done_bytes: int) -> None:
         """Sends a progress event, unless one was sent less than ``PROGRESS_SECS`` ago; its bytes never decrease."""
         now = time.monotonic()
-        if self.listener is None or now - max(self._told_secs, self.began) < PROGRESS_SECS:
+        if self.listener is None or now - max(self._announced_at, self.began) < PROGRESS_SECS:
             return
-        self._told_secs = now
+        self._announced_at = now
         self._announced_bytes = max(self._announced_bytes, done_bytes)
         self.happened("progress", self._announced_bytes, total_bytes=self.total_bytes)
 
@@ -207,26 +194,15 @@ class Operation:
             whole = f" of {size(self.total_bytes)}" if self.total_bytes else ""
             progress = f", {size(self.done_bytes)}{whole}, {rate}"
         absent, resident = awaited(), _resident_bytes()
-        logger.warning(
-            "%s of %s has taken %.0f s: %s%s%s%s",
-            self.what,
-            self.path,
-            time.monotonic() - self.began,
-            self.phase,
-            progress,
-            f"; waits for processes {list(absent)}" if absent else "",
-            f"; this process uses {size(resident)}" if resident else "",
-        )
+        secs, text = time.monotonic() - self.began, self.phase + progress
+        text += f"; waits for processes {list(absent)}" if absent else ""
+        text += f"; this process uses {size(resident)}" if resident else ""
+        logger.warning("%s of %s has taken %.0f s: %s", self.what, self.path, secs, text)
         if self._reports == _STACKS_AT_REPORT:
             logger.warning("%s of %s: its threads are at\n%s", self.what, self.path, self._stacks())
-        self.happened(
-            "slow",
-            self.done_bytes,
-            total_bytes=self.total_bytes,
-            phase=self.phase,
-            waits_for=absent,
-            resident_bytes=resident,
-        )
+        more: dict[str, Any] = {"total_bytes": self.total_bytes, "phase": self.phase}
+        more |= {"waits_for": absent, "resident_bytes": resident}
+        self.happened("slow", self.done_bytes, **more)
 
     def _stacks(self) -> str:
         """Where the thread that works and those of ckpt are, but for those that report."""

@@ -21,39 +21,35 @@ class Options:
     """Settings of saves, loads and Checkpointers; every default is the safe choice.
 
     Attributes: What many runs set
-        durable: fsync every file and directory before a save is reported as done. Without it, a
-            power failure (but not a killed process) may lose a step that was reported as done.
-        compression: None, or a codec for all arrays: ``"zstd"`` (level 1), ``"zstd:<level>"``,
-            ``"blosc"`` (lz4, level 5), ``"blosc:<compressor>:<level>"``. Or a mapping from path
-            patterns, as in ``load(only=)``, to codecs or None: the first matching pattern is used,
-            other arrays are not compressed, and a pattern that matches no leaf raises ValueError in
-            the save. Float weights shrink by 7 to 22 %, and load at a tenth of the speed.
+        durable: fsync every file and directory before a save is reported as done. Without it, a power failure (but
+            not a killed process) may lose a step that was reported as done.
+        compression: None, or a codec for all arrays: ``"zstd"`` (level 1), ``"zstd:<level>"``, ``"blosc"`` (lz4,
+            level 5), ``"blosc:<compressor>:<level>"``. Or a mapping from path patterns, as in ``load(only=)``, to
+            codecs or None: the first matching pattern is used, other arrays are not compressed, and a pattern that
+            matches no leaf raises ValueError in the save. Float weights shrink by 7 to 22 %, and load at a tenth of the speed.
         snapshot: where an asynchronous save copies arrays of an accelerator before it returns.
             ``"host"``: to page-locked memory of the host; blocks until they are there. ``"device"``: to free memory
             of the device without blocking, and from there to the host beside training: an out-of-memory error
             appears in the next step. ``"pinned_host"``: to the host without blocking; a step that donates them waits.
-        max_host_bytes: maximum host memory of a save or load in addition to the arrays themselves;
-            a single larger chunk is processed alone.
+        max_host_bytes: maximum host memory of a save or load in addition to the arrays themselves; a single larger
+            chunk is processed alone.
         timeout_secs: maximum wait for other processes at each agreement; of a save into a bucket, also for
             the answer to one request.
-        on_event: called with an ``Event`` at each start and end of a save or restore and at each
-            deletion, in the thread where it happens; see ``ckpt_core.events``.
+        on_event: called with an ``Event`` at each start and end of a save or restore and at each deletion, in the
+            thread where it happens; see ``ckpt_core.events``.
 
     Attributes: What a save writes, and when
-        link_unchanged: do not write arrays that are unchanged since the last step, but hard-link
-            the data files of that step. Only in a Checkpointer on a local file system with one
-            process, for arrays that are the same object with the same checksums, or have at least 1
-            MiB, uncompressed, and the same bytes. Every step stays complete if others are deleted,
-            and damage is still detected, but a bad sector in a shared file damages all steps that
-            share it. On by default, because such state (frozen weights, embeddings) can mostly be
-            obtained elsewhere, and full copies cost time and space. Turn it off if you keep several
-            steps as protection against failing disks. Files under 1 MiB are never shared.
-        target_data_file_bytes: maximum size of a data file, if no chunk is larger; several files are
-            written in parallel.
-        chunk_bytes: maximum size of a stored chunk of a shard; chunks are written, verified and
-            read in parallel.
-        on_pending: what a save does while the previous asynchronous one is still running:
-            ``"wait"`` for it, or ``"fail"`` with CheckpointError, on all processes if it runs in any. Equal on all.
+        link_unchanged: hard-link the data files of the last step for arrays that did not change since. Only in a
+            Checkpointer on a local file system with one process, for arrays that are the same object with the same
+            checksums, or have at least 1 MiB, uncompressed, and the same bytes. Every step stays complete if others
+            are deleted, and damage is detected, but a bad sector in a shared file damages all steps that share it:
+            turn it off if you keep several steps as protection against failing disks. On by default, because such
+            state (frozen weights, embeddings) can mostly be obtained elsewhere, and copies cost time and space. Files
+            under 1 MiB are never shared.
+        target_data_file_bytes: maximum size of a data file, if no chunk is larger; several are written in parallel.
+        chunk_bytes: maximum size of a stored chunk of a shard; chunks are written, verified and read in parallel.
+        on_pending: what a save does while the previous asynchronous one is still running: ``"wait"`` for it, or
+            ``"fail"`` with CheckpointError, on all processes if it runs in any. Equal on all.
         background_priority: ``"low"``: on Linux, the threads of background saves and uploads take a core only while
             nothing else wants it, also while somebody waits for the save. Slows training less where its
             threads, or those of a data pipeline, take all cores; the save then takes longer, and as long as they do
@@ -65,36 +61,35 @@ class Options:
 
     Attributes: How a load reads
         checksums: verify every byte that is loaded. Checksums are always written.
-        broadcast: if several processes hold the same region of an array, one of them reads and
-            verifies it and sends it to the others over the interconnect of the devices; all
-            processes must load the same. Reduces reads from shared storage; if each host has the
-            data in its page cache or on its own disk, reading it on each is faster. Blocking loads
-            only.
-        page_cache: whether what a load reads from a local disk stays in the system's page cache. True: a second load of the
-            same files reads no disk. False: memory is taken once and not twice, which restarts a large state sooner,
-            and nothing else is pushed out of the cache; what is in it is read from there. None: False for an item of more than
-            1/16 of this process's memory without ``jax.distributed``. Items below 64 MiB, loads with ``max_host_bytes`` below 33 MiB,
-            memory-mapped arrays, compressed chunks and checkpoints of Orbax are always read through the cache.
-        atomic_restore: read and verify everything before changing anything; needs memory for the
-            old and the new state. Otherwise objects that can be set in parts (those of NNX and
-            Keras) are set while arrays are read, and are unusable if damage is found midway.
+        broadcast: if several processes hold the same region of an array, one of them reads and verifies it and sends
+            it to the others over the interconnect of the devices; all processes must load the same. Reduces reads
+            from shared storage; if each host has the data in its page cache or on its own disk, reading it on each
+            is faster. Blocking loads only.
+        page_cache: whether what a load reads from a local disk stays in the system's page cache. True: a second load
+            of the same files reads no disk. False: memory is taken once and not twice, which restarts a large state
+            sooner, and nothing else is pushed out of the cache; what is in it is read from there. None: False for an
+            item of more than 1/16 of this process's memory without ``jax.distributed``. Items below 64 MiB, loads
+            with ``max_host_bytes`` below 33 MiB, memory-mapped arrays, compressed chunks and checkpoints of Orbax are
+            always read through the cache.
+        atomic_restore: read and verify everything before changing anything; needs memory for the old and the new
+            state. Otherwise objects that can be set in parts (those of NNX and Keras) are set while arrays are read,
+            and are unusable if damage is found midway.
 
     Attributes: Stopping, deleting and reporting
         stop_signals: names of the signals that ask a run to stop. With several processes SIGTERM is one in any case.
         grace_secs: time from such a signal until the process is killed; limits the wait for saves.
-        delete_grace_secs: how long a step stays after no policy keeps it any more; protects readers
-            where file locks do not work (object stores, some network file systems).
-        trash_directory: name of a directory next to the steps, such as ``"todelete"``, to which
-            steps are moved instead of being deleted.
-        report_secs: after so long, and at each multiple, a save or load that is still running says so in the log and as an
-            event ``slow``: its phase, bytes done, rate, the processes that it waits for, memory; at the fifth time, once,
-            also the stacks of its threads. None: never.
+        delete_grace_secs: how long a step stays after no policy keeps it any more; protects readers where file locks
+            do not work (object stores, some network file systems).
+        trash_directory: name of a directory next to the steps, such as ``"todelete"``, to which steps are moved
+            instead of being deleted.
+        report_secs: after so long, and at each multiple, a save or load that is still running says so in the log and
+            as an event ``slow``: its phase, bytes done, rate, the processes that it waits for, memory; at the fifth
+            time, once, also the stacks of its threads. None: never.
 
     Attributes: Local directories and buckets
-        persist_policy: with ``local_directory=``, which saved steps also go to the persistent
-            directory: a policy of ``ckpt.when``; None for all.
-        local_max_to_keep: with ``local_directory=``, how many of the newest complete steps stay
-            there.
+        persist_policy: with ``local_directory=``, which saved steps also go to the persistent directory: a policy of
+            ``ckpt.when``; None for all.
+        local_max_to_keep: with ``local_directory=``, how many of the newest complete steps stay there.
         partners: with ``local_directory=`` and several processes, where a copy of each process's part of a
             local step is kept. None: nowhere. What every process holds (replicated arrays) is not lost
             with a host, since the parts of other processes serve as well; what one alone holds (its
@@ -105,10 +100,9 @@ class Options:
             fetch local steps. None: process 0 makes such a file, ``.ckpt-secret``, in the persistent directory
             if that is in a file system. In a bucket the secret goes through jax's coordination service, from
             which anybody who reaches the coordinator's port can read it; a warning in the log says so.
-        storage_options: how to reach a bucket, over what the environment says: ``endpoint_url``,
-            ``region``, ``profile``, ``anon=True`` and ``requester_pays=True`` for ``s3://``;
-            ``requester_pays="project"`` and ``grpc=True`` (a RAPID bucket) for ``gs://``. Ignored
-            for directories.
+        storage_options: how to reach a bucket, over what the environment says: ``endpoint_url``, ``region``,
+            ``profile``, ``anon=True`` and ``requester_pays=True`` for ``s3://``; ``requester_pays="project"`` and
+            ``grpc=True`` (a RAPID bucket) for ``gs://``. Ignored for directories.
 
     Example:
         >>> import ckpt_core as ckpt
@@ -270,8 +264,7 @@ def _is_level(text: str, most: int) -> bool:
     return text.isascii() and text.isdigit() and int(text) <= most
 
 
-DEFAULTS = Options()
-"""The options of a call without ``options=``."""
+DEFAULTS = Options()  # the options of a call without ``options=``
 
 
 def checked_options(options: Options | None) -> Options:
@@ -283,9 +276,8 @@ def checked_options(options: Options | None) -> Options:
         if isinstance(options, Mapping):
             Options(**options)  # raises for what it would not take either
             written = ", ".join(f"{name}=..." for name in cast("Iterable[str]", options))
-        raise TypeError(
-            f"options must be ckpt.Options, got {an(options)}: write options=ckpt.Options({written})"
-        )
+        advice = f"write options=ckpt.Options({written})"
+        raise TypeError(f"options must be ckpt.Options, got {an(options)}: {advice}")
     return options
 
 
@@ -361,9 +353,8 @@ def unnamed(items: object) -> TypeError:
 def refuse_args(name: str, value: object, call: str) -> None:
     """Raises TypeError for an object of Orbax that wraps a tree for its own calls; ``call`` takes the tree itself."""
     if any(cls.__name__ == "CheckpointArgs" for cls in type(value).__mro__):
-        raise TypeError(
-            f"{name} is {an(value)} of Orbax, and here a tree or an object is passed as it is: write {call}"
-        )
+        what = f"{an(value)} of Orbax, and here a tree or an object is passed as it is"
+        raise TypeError(f"{name} is {what}: write {call}")
 
 
 def refuse_arguments(

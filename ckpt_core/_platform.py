@@ -13,8 +13,6 @@ LINUX: bool = sys.platform.startswith("linux")
 MACOS: bool = sys.platform == "darwin"
 WINDOWS: bool = os.name == "nt"
 """There checkpoints are read, and written to object stores; see ``cannot_write`` in ``_directory.files``."""
-
-
 ROOTS: tuple[str, ...] = (
     ("/", *(f"{letter}:/" for letter in string.ascii_letters)) if WINDOWS else ("/",)
 )
@@ -23,10 +21,7 @@ ROOTS: tuple[str, ...] = (
 
 def _flags(*names: str) -> int:
     """Flags of ``os.open``, of those that the system has."""
-    found = 0
-    for name in names:
-        found |= getattr(os, name, 0)
-    return found
+    return sum(getattr(os, name, 0) for name in names)
 
 
 def of_tasks() -> str:

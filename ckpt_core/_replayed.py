@@ -53,13 +53,13 @@ class _Position:
 class Replayed(Generic[T]):
     """An iterator over batches whose position is saved, though what makes them has none: a generator, a torch ``DataLoader``.
 
-    A restore calls ``make`` again, takes the batches that were taken before and drops them. The last one must be the batch
-    that the saved run took: their digests are compared. So ``make`` must give the same batches each time: seed it. The
-    restore blocks meanwhile; the log says how long. Each process saves the position of its own stream, so
-    as many processes must restore.
+    A restore calls ``make`` again, takes the batches that were taken before and drops them. The last one must be the
+    batch that the saved run took: their digests are compared, so seed ``make``. The restore blocks meanwhile; the log
+    says how long. Each process saves the position of its own stream, so as many processes must restore.
 
-    - ``next`` and ``for`` go on from where the stream stands. At its end they stop, and the next ``iter`` or ``for`` begins
-      another epoch, for which ``make`` is called again. At the end of an epoch a restore skips, and compares, nothing.
+    - ``next`` and ``for`` continue where the stream stands. At its end they stop, and the next ``iter`` or ``for``
+      begins another epoch, for which ``make`` is called again. At the end of an epoch a restore skips, and compares,
+      nothing.
     - Put threads that prefetch inside of ``make``: around this object, batches that they hold count as taken.
     - If the stream raises, or Ctrl-C stops it, the next call makes it anew and moves it on.
     - A part of a batch that is neither array, number nor text is not compared, and one warning names it. Neither is a batch
@@ -123,7 +123,7 @@ class Replayed(Generic[T]):
             if at.ended:
                 raise StopIteration
             if self._stream is None or not self._moved:
-                self._stream = self._stream_at(at, at.digest())
+                self._stream = self._stream_at(at)
             self._moved = False  # until it is known what becomes of this call
             try:
                 batch = next(self._stream)
@@ -150,11 +150,11 @@ class Replayed(Generic[T]):
             raise StructureMismatch([saved], where="the stream of batches") from None
         with self._turn:
             if batches:
-                self._stream = self._stream_at(at, crc)
+                self._stream = self._stream_at(at)
             self._at, self._moved = at, batches > 0
 
-    def _stream_at(self, at: _Position, digest: int) -> Iterator[T]:
-        """A new stream, from which as many batches were taken; raises StructureMismatch if the last is not that of the digest."""
+    def _stream_at(self, at: _Position) -> Iterator[T]:
+        """A new stream at a position; raises StructureMismatch if the batch that was taken last is not the one of its digest."""
         began = time.monotonic()
         made = self._make(at.epoch) if _takes_epoch(self._make) else self._make()
         stream = iter(made)
@@ -171,12 +171,10 @@ class Replayed(Generic[T]):
                 taken = f"{at.batches} batches taken"
                 raise _misfit(at, "length", taken, f"{number} batches in all") from None
         if at.batches:
-            found = self._after(at, batch).digest()
+            digest, found = at.digest(), self._after(at, batch).digest()
             if digest == _NOT_COMPARED or found == _NOT_COMPARED:
-                logger.warning(
-                    "ckpt.Replayed: batch %d of epoch %d has no digest, so it was not compared",
-                    *(at.batches, at.epoch),
-                )
+                text = "ckpt.Replayed: batch %d of epoch %d has no digest, so it was not compared"
+                logger.warning(text, at.batches, at.epoch)
             elif found != digest:
                 raise _misfit(at, "digest", f"{digest:08x}", f"{found:08x}")
             text = "ckpt.Replayed has taken and dropped %d batches of epoch %d again, in %.2f s"
@@ -188,10 +186,8 @@ class Replayed(Generic[T]):
         crc, arrays, left_out = _digested(batch)
         if left_out and not self._said_left_out:
             self._said_left_out = True
-            logger.warning(
-                "ckpt.Replayed compares arrays, numbers and text of a batch: it leaves out %s",
-                left_out,
-            )
+            text = "ckpt.Replayed compares arrays, numbers and text of a batch: it leaves out %s"
+            logger.warning(text, left_out)
         return _Position(at.epoch, at.batches + 1, False, crc, arrays)
 
 
@@ -206,8 +202,7 @@ def _takes_epoch(make: Callable[..., Any]) -> bool:
 
 
 def _misfit(at: _Position, kind: str, saved: str, wanted: str) -> StructureMismatch:
-    where = f"batch {at.batches} of epoch {at.epoch}"
-    found = Mismatch(where, kind, saved, wanted)
+    found = Mismatch(f"batch {at.batches} of epoch {at.epoch}", kind, saved, wanted)
     return StructureMismatch([found], where="the stream of batches, made anew", advice=_SEED)
 
 

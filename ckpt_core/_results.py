@@ -14,8 +14,7 @@ from typing import Any
 from ckpt_core._tree import Node, unflatten
 from ckpt_core._words import counted, pairs, size, time_of
 
-_MOST_SHOWN = 20
-"""A ``repr`` of a model of thousands of leaves names no more of them."""
+_MOST_SHOWN = 20  # a ``repr`` of a model of thousands of leaves names no more of them
 
 
 def _shown(values: tuple[Any, ...]) -> str:
@@ -97,10 +96,8 @@ class Restored(Mapping[str, Any]):
         self._values = values
         self.saved_items = saved_items  # in the checkpoint, restored or not
         self.read_items = set[str]()  # whose values were read from this object so far
-        self.step = step
-        self.path = path
-        self.metadata = metadata
-        self.report = report
+        self.step, self.path = step, path
+        self.metadata, self.report = metadata, report
 
     def __getitem__(self, item: str) -> Any:
         try:
@@ -136,11 +133,9 @@ class Restored(Mapping[str, Any]):
 
     def _lacks(self, item: object) -> str:
         saved = ", ".join(sorted(self.saved_items))
-        hint = (
-            f": pass {item}=... to the restore"
-            if item in self.saved_items
-            else f"; {saved} were saved"
-        )
+        hint = f"; {saved} were saved"
+        if item in self.saved_items:
+            hint = f": pass {item}=... to the restore"
         return f"no item {item!r} was restored, but {', '.join(self._values)}{hint}"
 
     def __repr__(self) -> str:
@@ -190,18 +185,18 @@ class ItemInfo:
     root: Node | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
-        files = f", files={dict(self.files)!r}" if self.files else ""
-        return (
-            f"ItemInfo(name={self.name!r}, form={self.form!r}, leaves={_shown(self.leaves)}{files})"
-        )
+        leaves, files = _shown(self.leaves), ""
+        if self.files:
+            files = f", files={dict(self.files)!r}"
+        return f"ItemInfo(name={self.name!r}, form={self.form!r}, leaves={leaves}{files})"
 
     @property
     def tree(self) -> Any:
         """The saved pytree, with a ``LeafInfo`` in place of each leaf; None if it is no tree.
 
-        Its containers are those that ``load`` without a target gives, None and empty ones included:
-        a NamedTuple or dataclass whose class this program has not imported becomes one of the
-        same name or a dict. Made anew at each access, so it may be changed.
+        Its containers are those that ``load`` without a target gives, None and empty ones included: a NamedTuple or
+        dataclass of a class that this program has not imported becomes one of the same name or a dict. Made anew at
+        each access, so it may be changed.
         """
         if self.root is None:
             return None
@@ -307,11 +302,8 @@ def _of_report(report: RestoreReport) -> str:
         ("of another dtype, converted", report.cast),
         ("with another sharding now", report.resharded),
     ]
-    lines = [
-        _folded(f"{len(paths)} {what}", _table(("leaf",), [(path,) for path in paths]))
-        for what, paths in lists
-        if paths
-    ]
+    tables = ((what, [(path,) for path in paths]) for what, paths in lists if paths)
+    lines = (_folded(f"{len(rows)} {what}", _table(("leaf",), rows)) for what, rows in tables)
     return "".join(lines) or "<div>no leaves</div>"
 
 
@@ -330,9 +322,8 @@ def _of_item(item: ItemInfo) -> str:
     if not item.files:
         head = ("leaf", "dtype", "shape", "size")
         count = counted(len(item.leaves), "leaf", "leaves")
-        rows = [
-            (leaf.path, leaf.dtype, str(list(leaf.shape)), size(leaf.bytes)) for leaf in item.leaves
-        ]
+        leaves = item.leaves
+        rows = [(one.path, one.dtype, str(list(one.shape)), size(one.bytes)) for one in leaves]
     title = f"{item.name or '(a bare tree)'}: {item.form}, {count}, {size(item.bytes)}"
     return _folded(title, _table(head, rows))
 
@@ -349,12 +340,11 @@ def _folded(title: str, body: str) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["<tr>" + "".join(f"<th>{_text(cell)}</th>" for cell in head) + "</tr>"]
-    for row in rows[:_MOST_ROWS]:
-        lines.append("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>")
+    tagged = [("th", head), *(("td", row) for row in rows[:_MOST_ROWS])]
+    lines = ("".join(f"<{tag}>{_text(cell)}</{tag}>" for cell in row) for tag, row in tagged)
     more = len(rows) - _MOST_ROWS
     rest = f"<div>and {more} more</div>" if more > 0 else ""
-    return f"<table>{''.join(lines)}</table>{rest}"
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>{rest}"
 
 
 def _as_json(value: Any) -> str:

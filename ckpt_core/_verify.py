@@ -33,8 +33,7 @@ from ckpt_core._tree import format_path
 from ckpt_core._tree.leaves import TEXT_KINDS
 from ckpt_core.arguments import answering
 
-_MOST_REST_BYTES = 1024 * MIB
-"""Limit of the bytes outside of arrays in a data file, if more than half of the file is arrays."""
+_MOST_REST_BYTES = 1024 * MIB  # most bytes outside of arrays, if these are over half of a file
 Ranges = list[tuple[int, int]]
 _READ_AT_TOP = frozenset({INDEX_FILE, COMMIT_FILE, "checkpoint", "metadata", "orbax.checkpoint"})
 """Files of a checkpoint without named items, which Orbax or its users' programs look for in the directory itself."""
@@ -77,15 +76,9 @@ def describe_opened(opened: Checkpoint) -> CheckpointInfo:
     if not isinstance(opened, NativeCheckpoint):
         return replace(info, created_unix_secs=_created_by_orbax(opened))
     record = opened.record
-    return replace(
-        info,
-        versions=record.versions,
-        topology=record.topology,
-        format_version=record.format_version,
-        created_unix_secs=record.created_unix_secs,
-        durations=record.durations,
-        files={name: entry.size_bytes for name, entry in record.files.items()},
-    )
+    facts = ("versions", "topology", "format_version", "created_unix_secs", "durations")
+    sizes = {name: entry.size_bytes for name, entry in record.files.items()}
+    return replace(info, files=sizes, **{name: getattr(record, name) for name in facts})
 
 
 def layout_of(opened: Checkpoint) -> str:
@@ -165,10 +158,8 @@ def verify(path: str | os.PathLike[str], *, options: Options | None = None) -> V
         return VerifyReport(False, (Problem(error.file or RECORD_FILE, str(error), error.leaf),), 0)
     note = "written by Orbax, which records no checksums: nothing can be verified"
     if layout_of(opened) == "safetensors":
-        note = (
-            "safetensors, a format without checksums: header and sizes are as they must be, and no more can "
-            "be verified"
-        )
+        note = "safetensors, a format without checksums: header and sizes are as they must be"
+        note += ", and no more can be verified"
     return VerifyReport(False, (Problem(opened.path, note),), 0, has_checksums=False)
 
 
@@ -267,12 +258,10 @@ def _check_leaves(opened: NativeCheckpoint, item: SavedItem, options: Options) -
         wants = _wants(opened, item)
     except CheckpointCorrupt as error:
         return [Problem(error.file or item.directory, str(error))]
-    try:
+    with contextlib.suppress(CheckpointError):
         for _ in read_leaves(opened, item, wants, options, new_context()):
             pass
         return []
-    except CheckpointError:
-        pass
     problems: list[Problem] = []
     for want in wants:
         try:

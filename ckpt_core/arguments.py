@@ -63,9 +63,8 @@ def answering(call: Call, unknown: Callable[[str], str] | None = None) -> Call:
     def checked(*arguments: Any, **named: Any) -> Any:
         for name in named:
             if name not in known:
-                raise TypeError(
-                    _unknown(call, known, name, arguments) if unknown is None else unknown(name)
-                )
+                answer = unknown or functools.partial(_unknown, call, known, arguments)
+                raise TypeError(answer(name))
         return call(*arguments, **named)
 
     return checked  # pyright: ignore[reportReturnType]
@@ -74,10 +73,9 @@ def answering(call: Call, unknown: Callable[[str], str] | None = None) -> Call:
 def answer_for_classes(classes: Iterable[type]) -> None:
     """Has classes, and those inside of them, answer as ``answering``; those that take any keyword stay as they are."""
     for cls in classes:
-        inside = [one for one in vars(cls).values() if isinstance(one, type)]
-        answer_for_classes(
-            one for one in inside if one.__qualname__.startswith(f"{cls.__qualname__}.")
-        )
+        inside = (one for one in vars(cls).values() if isinstance(one, type))
+        begin = f"{cls.__qualname__}."
+        answer_for_classes([one for one in inside if one.__qualname__.startswith(begin)])
         init = vars(cls).get("__init__")
         if inspect.isfunction(init) and not hasattr(init, "__wrapped__") and not _takes_any(init):
             setattr(cls, "__init__", answering(init))  # noqa: B010
@@ -95,7 +93,7 @@ def meant(name: str, known: Iterable[str]) -> str:
     return f": write {close}=..." if close else f"; it takes {', '.join(names) or 'none'}"
 
 
-def _unknown(call: Any, known: frozenset[str], name: str, arguments: tuple[Any, ...]) -> str:
+def _unknown(call: Any, known: frozenset[str], arguments: tuple[Any, ...], name: str) -> str:
     where = call.__qualname__
     if call.__name__ == "__init__":
         where, known = type(arguments[0]).__name__, _names_of(type(arguments[0]))

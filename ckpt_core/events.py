@@ -58,10 +58,9 @@ class EventFile:
 class TensorBoard:
     """Writes duration, bytes and speed of saves and restores as scalars; needs ``tensorboard``.
 
-    The scalars are ``ckpt/save/blocked_secs``, ``ckpt/save/total_secs``, ``ckpt/save/bytes``,
-    ``ckpt/save/gb_per_sec``, ``ckpt/save/failures``, ``ckpt/restore/total_secs``,
-    ``ckpt/restore/bytes``, ``ckpt/restore/gb_per_sec`` and ``ckpt/deleted``. Their step is that of
-    the checkpoint, or a running number outside of a Checkpointer.
+    The scalars are ``blocked_secs``, ``total_secs``, ``bytes``, ``gb_per_sec`` and ``failures`` of ``ckpt/save``,
+    ``total_secs``, ``bytes`` and ``gb_per_sec`` of ``ckpt/restore``, and ``ckpt/deleted``. Their step is that of the
+    checkpoint, or a running number outside of a Checkpointer.
 
     Args:
         directory: directory for the event file.

@@ -31,13 +31,13 @@ class Adapter(Protocol):
 
     Optional methods:
 
-    * ``copy(objects)``: a copy of each object, or None for one that cannot be copied, for ``load(path, like=obj)``. Parts
-      that the originals share are shared by the copies, too.
+    * ``copy(objects)``: a copy of each object, or None for one that cannot be copied, for ``load(path, like=obj)``.
+      What the originals share the copies share.
     * ``align(obj, saved, *, ordered)``, of frameworks that number their names: the mapping saved path -> path in
       ``get_state(obj)``, and the set of paths, of either side, that are neither restored nor reported. Each leaf in
       ``saved`` has ``shape`` and ``dtype``; ``ordered`` if they are in the order of the saved tree.
-    * ``renamed(rename, saved)``, where names occur inside paths or have other separators: saved path -> new path, for
-      the saved paths that ``rename=`` changes.
+    * ``renamed(rename, saved)``, where names occur inside paths or have other separators: saved path -> new path, of
+      what ``rename=`` changes.
     * ``is_filter(only)``: whether ``only=`` is a filter of the framework; ``select(obj, only)``: the predicate of
       (path, leaf) for it, or for a class.
     * ``wanted(obj, saved)``, of objects that create their state lazily: the state to restore, instead of ``get_state``.
@@ -57,18 +57,16 @@ class Adapter(Protocol):
 
     Optional attributes:
 
-    * ``per_process = True``: each process has its own state (a data pipeline). Such an adapter also
-      has ``to_text(state) -> str`` and ``from_text(obj, text) -> state``, for the file
-      ``process_{i}-of-{n}.json`` that other tools read.
-    * ``shares = True``: ``get_state(obj, seen)`` is called with a dict, empty at the start of each
-      tree. The adapter adds the ids of parts that it has stored, and omits parts that are already
-      in it, which another object of the tree shares.
-    * ``written_anew = True``, on the adapter or on a user's object: its state is generated for each
-      save and need not be restored (the description of a model), so a resumed run may save it
-      without having restored it.
+    * ``per_process = True``: each process has its own state (a data pipeline). Such an adapter also has
+      ``to_text(state) -> str`` and ``from_text(obj, text) -> state``, for the file ``process_{i}-of-{n}.json`` that
+      other tools read.
+    * ``shares = True``: ``get_state(obj, seen)`` is called with a dict, empty at the start of each tree. The adapter
+      adds the ids of parts that it has stored, and omits those that are in it: another object of the tree shares them.
+    * ``written_anew = True``, on the adapter or on a user's object: its state is generated for each save (the
+      description of a model), so a resumed run may save it without having restored it.
     * ``reads_renames``, on a user's object: the keys of ``rename=`` that it handles itself.
-    * ``arrays_are_writable = True``: jax arrays may share host memory that the user can write to,
-      so an asynchronous save copies them.
+    * ``arrays_are_writable = True``: jax arrays may share host memory that the user can write to, so an asynchronous
+      save copies them.
     * ``accepts_any_structure = True``: the object accepts a state of any structure.
 
     Example:
@@ -149,16 +147,12 @@ _LEAVES = (np.random.Generator, np.random.RandomState)
 
 
 @functools.cache
-def _installed() -> dict[str, list[EntryPoint]]:
-    """The entry points by root package; an installation that is found twice counts once."""
-    found: dict[str, dict[str, EntryPoint]] = {}
-    for entry in entry_points(group=GROUP):
-        found.setdefault(entry.name, {})[entry.value] = entry
-    return {name: list(entries.values()) for name, entries in found.items()}
+def _installed() -> dict[tuple[str, str], EntryPoint]:
+    """The entry points by root package and object; an installation that is found twice counts once."""
+    return {(entry.name, entry.value): entry for entry in entry_points(group=GROUP)}
 
 
-_registered: dict[str, Adapter] = {}
-"""The adapters of the program itself, by the name of their class."""
+_registered: dict[str, Adapter] = {}  # the adapters of the program itself, by class
 
 
 def register(adapter: Adapter) -> None:
@@ -206,12 +200,9 @@ def _for_class(cls: type) -> Any:
     if accepting:
         return _only(accepting, cls, "registered")
     for base in cls.__mro__:
-        entries = _installed().get(base.__module__.partition(".")[0], ())
-        found: dict[str, Any] = {}
-        for entry in entries:
-            adapter = entry.load()
-            if adapter.accepts(cls):
-                found[entry.value] = adapter
+        root = base.__module__.partition(".")[0]
+        loaded = {value: one.load() for (name, value), one in _installed().items() if name == root}
+        found = {value: adapter for value, adapter in loaded.items() if adapter.accepts(cls)}
         if found:
             return _only(found, cls, "installed")
     has_state = all(callable(getattr(cls, verb, None)) for verb in ("get_state", "set_state"))
@@ -221,14 +212,11 @@ def _for_class(cls: type) -> Any:
 def _only(found: Mapping[str, Any], cls: type, how: str) -> Any:
     """The only adapter of a class; raises CheckpointError if there are several: which of two saves an object must not be chance."""
     if len(found) > 1:
-        raise CheckpointError(
-            f"{len(found)} adapters are {how} for {cls.__module__}.{cls.__qualname__}: {', '.join(sorted(found))}. "
-            + (
-                "Uninstall the package of all but one, or ckpt.register the one that you want"
-                if how == "installed"
-                else "Register one of them, or let their accepts() distinguish the classes"
-            )
-        )
+        advice = "Register one of them, or let their accepts() distinguish the classes"
+        if how == "installed":
+            advice = "Uninstall the package of all but one, or ckpt.register the one that you want"
+        what = f"{len(found)} adapters are {how} for {cls.__module__}.{cls.__qualname__}"
+        raise CheckpointError(f"{what}: {', '.join(sorted(found))}. {advice}")
     return next(iter(found.values()))
 
 
@@ -265,11 +253,9 @@ def introduce(items: Mapping[str, Any]) -> dict[str, Adapter | None]:
                 fields = [one.name for one in dataclasses.fields(value)]
                 inside = {name: getattr(value, name, None) for name in fields}
             elif not isinstance(value, dict) and not hasattr(value, "__next__"):
+                is_child = functools.partial(operator.is_not, value)
                 with contextlib.suppress(AttributeError, TypeError, ValueError):  # said by the save
-                    children = jax.tree.leaves(
-                        value, is_leaf=functools.partial(operator.is_not, value)
-                    )
-                    inside = dict(enumerate(children))
+                    inside = dict(enumerate(jax.tree.leaves(value, is_leaf=is_child)))
             for kind in {*map(type, inside.values())}:  # not each leaf: there may be thousands
                 if _for_class(kind) is not None or not issubclass(kind, _plain_types()):
                     here = ((key, part) for key, part in inside.items() if type(part) is kind)

@@ -1,11 +1,10 @@
 """Directories of checkpoints: temporary names, commit, listing, deletion.
 
-One interface, ``Backend``, with two ways to commit: in a file system, renaming a finished directory
+A ``Backend`` commits in one of two ways: in a file system, renaming a finished directory
 (``posix``); in an object store, writing the record last (``object_store``). No other package of
 ckpt renames or deletes.
 """
 
-from ckpt_core._directory.backend import SIGNS, Attempt, Backend, has_sign, is_meant
 from ckpt_core._directory.files import (
     FileIdentity,
     crc32_of,
@@ -17,6 +16,7 @@ from ckpt_core._directory.files import (
     read_pieces,
     refuse_file,
     remove,
+    remove_empty,
     size_of,
     sync_file,
 )
@@ -48,14 +48,17 @@ from ckpt_core._directory.owner import (
     this_owner,
 )
 from ckpt_core._directory.paths import (
+    SIGNS,
     file_system_of,
+    has_sign,
     is_local_disk,
+    is_meant,
     mounted_bucket,
     refuse_lost_link,
     refuse_path,
     resolve,
 )
-from ckpt_core._directory.posix import PosixBackend, remove_empty, why_immovable
+from ckpt_core._directory.posix import LocalAttempt, PosixBackend, why_immovable
 from ckpt_core._directory.steps import (
     MAX_STEP,
     StepNames,
@@ -65,4 +68,7 @@ from ckpt_core._directory.steps import (
     series_of,
     write_run_metadata,
 )
-from ckpt_core._directory.store_attempt import Keys
+from ckpt_core._directory.store_attempt import Keys, StoreAttempt
+
+Attempt = LocalAttempt | StoreAttempt
+Backend = PosixBackend | ObjectStoreBackend

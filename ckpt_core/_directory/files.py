@@ -1,11 +1,7 @@
 """Files of checkpoints: reads that no huge file, pipe, device or dangling link can trap, and hard links to known files.
 
-Also calls that the standard library lacks or wraps badly, with what takes their place where the system has none:
-
-| call | on Linux | on macOS | elsewhere |
-|---|---|---|---|
-| swap two directories | renameat2 | renamex_np | none: two renames, and readers find the old one under its hidden name between them |
-| fsync | fsync | F_FULLFSYNC: fsync leaves the data in the drive's own cache | fsync |
+Also calls that the standard library lacks. Two directories are swapped by renameat2, on macOS by renamex_np; elsewhere by two
+renames, between which readers find the old one under its hidden name. On macOS fsync leaves data in the drive's own cache.
 """
 
 from __future__ import annotations
@@ -20,14 +16,14 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from ckpt_core._directory.paths import refuse_lost_link
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, name_file
-from ckpt_core._platform import MACOS, READ, WINDOWS
+from ckpt_core._platform import FOLDER, MACOS, READ, WINDOWS
 
 _LEAST_BYTES = 4095
 _PIECE_BYTES = 4 * 1024 * 1024
 _AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
-"""Of renameat2 and, under the name RENAME_SWAP, of renamex_np."""
+_RENAME_EXCHANGE = 2  # of renameat2 and, under the name RENAME_SWAP, of renamex_np
 _CANNOT = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTTY)
 """What a file system answers that does not know a call."""
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
@@ -51,11 +47,7 @@ def kind_at(path: str, *, follow: bool = True) -> str:
 
 def refuse_file(path: str) -> None:
     """Raises NotADirectoryError if ``path`` is a file; never for a URL."""
-    try:
-        mode = os.stat(path).st_mode
-    except (OSError, ValueError):
-        return  # nothing is there, or who lists it says what is wrong
-    if not stat.S_ISDIR(mode):
+    if os.path.exists(path) and not os.path.isdir(path):  # of an error, who lists it says more
         raise NotADirectoryError(errno.ENOTDIR, "a file is where a directory should be", path)
 
 
@@ -91,10 +83,52 @@ def _sync_the_drive(descriptor: int) -> None:
         os.fsync(descriptor)
 
 
-sync_file: Callable[[int], object] = (
-    _sync_the_drive if MACOS else lambda descriptor: os.fsync(descriptor)
-)
+sync_file: Callable[[int], object] = _sync_the_drive if MACOS else lambda number: os.fsync(number)
 """Makes the content of an open file or directory last through a power cut."""
+
+
+def make_directories(path: str, durable: bool) -> list[str]:
+    """Creates ``path`` and its missing parents; returns the created ones, deepest first."""
+    missing: list[str] = []
+    current = path
+    while not os.path.isdir(current):
+        missing.append(current)
+        current = os.path.dirname(current)
+    try:
+        for directory in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory)
+            if kind_at(directory) != "directory":
+                refuse_lost_link(directory)
+                refuse_file(directory)
+            if durable:
+                sync_directory(os.path.dirname(directory))
+    except OSError:
+        remove_empty(missing)
+        raise
+    return missing
+
+
+def remove_empty(directories: Iterable[str]) -> None:
+    """Removes those directories that are there and empty."""
+    for directory in directories:
+        with contextlib.suppress(OSError):
+            os.rmdir(directory)
+
+
+def sync_directory(path: str, *, durable: bool = False) -> None:
+    """Fsyncs a directory. Some network file systems cannot, with EINVAL, which only a ``durable`` checkpoint raises."""
+    descriptor = os.open(path, FOLDER)
+    try:
+        sync_file(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        if durable:
+            what = "directories cannot be synced here, so that a power cut could lose a checkpoint: save with Options(durable=False)"
+            raise OSError(errno.EINVAL, what, path) from error
+    finally:
+        os.close(descriptor)
 
 
 def cannot_write(path: str) -> CheckpointError:
@@ -107,9 +141,7 @@ def cannot_write(path: str) -> CheckpointError:
 
 
 def link_new(source: str, target: str) -> None:
-    """Gives a file a second name; raises FileExistsError if something has it. On file systems without hard links
-    (exFAT, some FUSE) it is renamed: of two processes at the same moment the later one wins in silence.
-    """
+    """Gives a file a second name or, without hard links (exFAT, some FUSE), a new one; FileExistsError if something has it."""
     try:
         os.link(source, target)
     except OSError as error:
@@ -117,7 +149,7 @@ def link_new(source: str, target: str) -> None:
             raise
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
-        os.rename(source, target)
+        os.rename(source, target)  # of two processes at once, the later one wins
 
 
 def remove(path: str) -> None:
@@ -147,9 +179,8 @@ def read_bounded(directory: str, name: str, most_bytes: int) -> bytes | None:
         return None
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise CheckpointCorrupt(
-                f"{path} is a link that leads in a circle", file=name
-            ) from error
+            what = "is a link that leads in a circle"
+            raise CheckpointCorrupt(f"{path} {what}", file=name) from error
         if WINDOWS and os.path.isdir(path):  # which nothing opens there
             return None
         if error.errno in (errno.ENXIO, errno.ENODEV) and not stat.S_ISREG(os.stat(path).st_mode):

@@ -13,15 +13,7 @@ import weakref
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 
-from ckpt_core._directory import hidden_names
-from ckpt_core._directory.files import (
-    FileIdentity,
-    identity_of,
-    link_new,
-    read_pieces,
-    remove,
-    sync_file,
-)
+from ckpt_core._directory import files, hidden_names
 from ckpt_core._directory.owner import lives, this_owner
 from ckpt_core._errors import CheckpointError, UnsupportedLeaf
 from ckpt_core._platform import BINARY, NO_LINK, READ, WINDOWS
@@ -42,7 +34,7 @@ class SourceFile:
     name: str  # relative path, with ``/`` between names
     path: str
     size_bytes: int
-    identity: FileIdentity
+    identity: files.FileIdentity
 
 
 def files_below(path: str) -> list[SourceFile]:
@@ -52,12 +44,10 @@ def files_below(path: str) -> list[SourceFile]:
     status = os.stat(path)
     if not stat.S_ISDIR(status.st_mode):
         return [_source(os.path.basename(path), path)]
-    return sorted(_gather(path, "", (_inode(status),)), key=lambda file: file.name)
+    return sorted(_gather(path, "", [status]), key=lambda file: file.name)
 
 
-def _gather(
-    directory: str, folder: str, around: tuple[tuple[int, int], ...]
-) -> Iterator[SourceFile]:
+def _gather(directory: str, folder: str, around: list[os.stat_result]) -> Iterator[SourceFile]:
     with os.scandir(directory) as entries:
         listed = list(entries)
     for entry in listed:
@@ -72,10 +62,10 @@ def _gather(
             raise
         if not stat.S_ISDIR(status.st_mode):
             yield _source(name, entry.path)
-        elif _inode(status) in around:
+        elif any(os.path.samestat(status, one) for one in around):
             raise _refused(name, entry.path, "a link to a directory that it lies in")
         else:
-            yield from _gather(entry.path, f"{name}/", (*around, _inode(status)))
+            yield from _gather(entry.path, f"{name}/", [*around, status])
 
 
 def _source(name: str, path: str) -> SourceFile:
@@ -88,7 +78,7 @@ def _source(name: str, path: str) -> SourceFile:
     if base.startswith(_RESERVED):
         begin = ".".join(base.split(".")[:2]) + "."
         raise _refused(name, path, f"a file whose name begins with {begin!r}, as ckpt's own do")
-    return SourceFile(name, path, status.st_size, identity_of(status))
+    return SourceFile(name, path, status.st_size, files.identity_of(status))
 
 
 def _refused(name: str, path: str, what: str) -> UnsupportedLeaf:
@@ -100,22 +90,18 @@ def _refused(name: str, path: str, what: str) -> UnsupportedLeaf:
     )
 
 
-def _inode(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
-
-
 def pieces_of(source: SourceFile) -> Iterator[bytes]:
     """The content, 4 MiB at a time; CheckpointError if the file has changed since it was found, or holds more than its size."""
 
     def refuse_changed(status: os.stat_result) -> None:
-        if identity_of(status) != source.identity:
+        if files.identity_of(status) != source.identity:
             raise CheckpointError(
                 f"{source.path} changed while it was being saved: let a save of such files end before they change "
                 "(pending.result(), wait_until_finished())"
             )
 
     done = 0
-    for piece in read_pieces(*os.path.split(source.path), source.size_bytes, refuse_changed):
+    for piece in files.read_pieces(*os.path.split(source.path), source.size_bytes, refuse_changed):
         done += len(piece)
         if done <= source.size_bytes:
             yield piece
@@ -140,7 +126,7 @@ def placed(path: str) -> Generator[str]:
         yield temporary
         os.replace(temporary, path)
     except BaseException:
-        remove(temporary)
+        files.remove(temporary)
         raise
 
 
@@ -162,7 +148,7 @@ class Scratch:
 def _remove_at_home(path: str, home: int) -> None:
     """Deletes a directory, but not in a forked child, which ends while its parent still reads there."""
     if os.getpid() == home:
-        remove(path)
+        files.remove(path)
 
 
 @functools.cache  # once for each process
@@ -172,15 +158,14 @@ def _remove_of_the_dead() -> None:
         for entry in entries:
             owner = entry.name.removeprefix(_SCRATCH).rpartition(".")[0]
             if entry.name.startswith(_SCRATCH) and lives(owner) is False:
-                remove(entry.path)  # or not, if it is somebody else's
+                files.remove(entry.path)  # or not, if it is somebody else's
 
 
 def read_secret(path: str) -> bytes:
     """The bytes of a file; CheckpointError, which says what to do, if others can read it, or if it is too short for a secret."""
     if WINDOWS:
-        raise CheckpointError(
-            f"{path}: on Windows nothing tells who may read a file, so no secret is taken from one"
-        )
+        what = "on Windows nothing tells who may read a file, so no secret is taken from one"
+        raise CheckpointError(f"{path}: {what}")
     descriptor = os.open(path, READ | NO_LINK)
     try:
         status = os.fstat(descriptor)
@@ -213,9 +198,9 @@ def make_secret(directory: str) -> str:
         with open(descriptor, "wb") as file:
             file.write(secrets.token_bytes(_MADE_BYTES))
             file.flush()
-            sync_file(descriptor)
+            files.sync_file(descriptor)
         with contextlib.suppress(FileExistsError):  # another one was quicker: its secret stays
-            link_new(temporary, path)
+            files.link_new(temporary, path)
     finally:
-        remove(temporary)
+        files.remove(temporary)
     return path

@@ -18,26 +18,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ckpt_core._directory.backend import SIGNS, already_there, has_sign, is_meant, lies_inside
 from ckpt_core._directory.files import kind_at, read_bounded, remove
 from ckpt_core._directory.owner import is_dead, is_locked, lives, this_owner
+from ckpt_core._directory.paths import SIGNS, already_there, has_sign, is_meant, lies_inside
 from ckpt_core._errors import CheckpointCorrupt, CheckpointExists
 from ckpt_core._format.untrusted import most_bytes
 
-TEMPORARY = ".ckpt-tmp."
-"""A checkpoint that is being written or deleted; readers ignore it."""
-REPLACED = ".ckpt-old."
-"""An old checkpoint between the two renames of a replacement; valid until the second one."""
-KEPT = ".ckpt-kept."
-"""An old checkpoint that was replaced, kept because the new one may not be durable."""
+TEMPORARY = ".ckpt-tmp."  # a checkpoint that is being written or deleted; readers ignore it
+REPLACED = ".ckpt-old."  # an old checkpoint, valid until the second rename of its replacement
+KEPT = ".ckpt-kept."  # an old checkpoint that was replaced: the new one may not be durable
 
-_KINDS = {TEMPORARY: "unfinished", REPLACED: "replaced", KEPT: "kept"}
-"""In the words of a ``Trace``."""
+_KINDS = {TEMPORARY: "unfinished", REPLACED: "replaced", KEPT: "kept"}  # words of a ``Trace``
 _LABEL_BYTES = 64  # some file systems limit names to 143 bytes; the other parts need about 70
-_DIGEST_DIGITS = 16
-_RANDOM_BYTES = 4
 _ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"
-_OURS = re.compile(rf"[0-9a-f]{{{_DIGEST_DIGITS + 2 * _RANDOM_BYTES}}}")
+_HIDDEN = re.compile(r"(\.ckpt-(?:tmp|old|kept)\.)(.+)\.([^.]*)\.([0-9a-f]{16})[0-9a-f]{8}", re.S)
+"""Kind, label, which may contain dots, owner and digest of a hidden name, and random digits."""
 
 
 class Hidden(NamedTuple):
@@ -61,27 +56,20 @@ class Hidden(NamedTuple):
 
 def make(kind: str, parent: str, name: str) -> str:
     """A new unique path in ``parent`` for checkpoint ``name``, owned by this process."""
-    unique = digest(name) + secrets.token_hex(_RANDOM_BYTES)
+    unique = digest(name) + secrets.token_hex(4)
     return os.path.join(parent, f"{kind}{shortened(name, _LABEL_BYTES)}.{this_owner()}.{unique}")
 
 
 def parse(entry: str) -> Hidden | None:
-    """The parts of a hidden name, or None; parses from the end, since labels may contain dots."""
-    kind = next((kind for kind in _KINDS if entry.startswith(kind)), None)
-    if kind is None:
-        return None
-    label, _, last = entry.removeprefix(kind).rpartition(".")
-    label, _, owner = label.rpartition(".")
-    if not label or not _OURS.fullmatch(last):
-        return None
-    return Hidden(entry, kind, label, last[:_DIGEST_DIGITS], owner)
+    """The parts of a hidden name, or None."""
+    found = _HIDDEN.fullmatch(entry)
+    return found and Hidden(entry, found[1], found[2], found[4], found[3])
 
 
-def inside(path: str) -> list[str] | None:
+def names_in(path: str) -> list[str] | None:
     """What a directory holds: nothing if there is none, None if something else is there; OSError if the system cannot say."""
     try:
-        with os.scandir(path) as entries:
-            return [entry.name for entry in entries]
+        return os.listdir(path)
     except FileNotFoundError:
         return []
     except NotADirectoryError:
@@ -90,7 +78,7 @@ def inside(path: str) -> list[str] | None:
 
 def find(parent: str) -> list[Hidden]:
     """All hidden names in a directory; empty if the directory is missing."""
-    entries = inside(parent) or ()
+    entries = names_in(parent) or ()
     return [found for entry in entries if entry[0] == "." and (found := parse(entry)) is not None]
 
 
@@ -107,12 +95,12 @@ def shortened(name: str, most_bytes: int) -> str:
 
 def digest(name: str) -> str:
     """The digest in a hidden name that identifies the checkpoint it belongs to."""
-    return hashlib.sha256(os.fsencode(name)).hexdigest()[:_DIGEST_DIGITS]
+    return hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
 
 
 def replaced(path: str) -> str | None:
     """Path of the old checkpoint, if a replacement of ``path`` was interrupted; else None."""
-    if os.path.islink(path) or inside(path) != []:
+    if os.path.islink(path) or names_in(path) != []:
         return None
     parent, name = os.path.split(path)
     found = [os.path.join(parent, one.entry) for one in of(parent, name) if one.kind == REPLACED]
@@ -138,7 +126,8 @@ def removable(parent: str) -> list[str]:
     """Hidden names to delete: unfinished saves of dead writers, and replaced checkpoints."""
     found = find(parent)
     old = [hidden for hidden in found if hidden.kind != TEMPORARY]
-    beside = {digest(entry): f"{parent}/{entry}" for entry in (inside(parent) if old else ()) or ()}
+    names = (names_in(parent) if old else ()) or ()
+    beside = {digest(name): f"{parent}/{name}" for name in names}
     gone = [one for one in old if one.digest in beside and has_sign(beside[one.digest])]
     saves = [one for one in found if one.kind == TEMPORARY]
     gone += [one for one in saves if is_dead(one.owner, os.path.join(parent, one.entry))]
@@ -170,14 +159,13 @@ def refuse_occupied(path: str, *, overwrite: bool) -> None:
         )
     if os.path.lexists(path) and kind_at(path) != "directory":
         what = "a file" if os.path.exists(path) else "a link that leads nowhere"
-        raise CheckpointExists(
-            f"{path} is {what}: a checkpoint is a directory; choose another path"
-        )
+        advice = "a checkpoint is a directory; choose another path"
+        raise CheckpointExists(f"{path} is {what}: {advice}")
     around = path
     while (around := os.path.dirname(around)) != os.path.dirname(around):
         if os.path.isfile(os.path.join(around, SIGNS[0])) and _is_meant(around):
             raise lies_inside(path, around)
-    names = inside(path)
+    names = names_in(path)
     if not names:
         return
     named = [sign for sign in SIGNS if sign in names]

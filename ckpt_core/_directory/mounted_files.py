@@ -19,10 +19,8 @@ from typing import Any
 from ckpt_core._directory.files import sync_file, unless_absent
 from ckpt_core._platform import BINARY
 
-_HALF = ".ckpt-put."
-"""Begins the name of a file that is renamed when it is whole."""
-_HALF_SECS = 86_400.0
-"""Age at which such a file is left of a dead writer."""
+_HALF = ".ckpt-put."  # begins the name of a file that is renamed when it is whole
+_HALF_SECS = 86_400.0  # age at which such a file is left of a dead writer
 _CANNOT = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EINVAL, errno.EPERM, errno.EXDEV})
 """What a mount answers that does not know a call."""
 _NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)

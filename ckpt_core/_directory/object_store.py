@@ -22,9 +22,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ckpt_core._directory.backend import SIGNS, Backend, Look, already_there, is_meant, lies_inside
+from ckpt_core._directory import paths
 from ckpt_core._directory.owner import Claim, introduction, this_owner
-from ckpt_core._directory.paths import mounted_bucket
 from ckpt_core._directory.store_attempt import (
     COMMIT,
     DESCRIPTION,
@@ -56,8 +55,8 @@ _UNLISTED = re.compile(r"\\|//")
 """What some servers take for ``/``. They list nothing there, so training would begin anew beside its steps."""
 
 
-class ObjectStoreBackend(Backend):
-    """Checkpoints as prefixes; see ``Backend``. ``open_keys`` opens the key-value view of the objects below a URL."""
+class ObjectStoreBackend:
+    """Checkpoints as prefixes; ``PosixBackend`` says what its methods do. ``open_keys`` opens the keys and values below a URL."""
 
     def __init__(self, open_keys: Callable[[str], Keys]) -> None:
         self._open_keys = open_keys
@@ -75,10 +74,9 @@ class ObjectStoreBackend(Backend):
         if record is not None or COMMIT in present or _TREE in present:
             _refuse_another(path, keys, present, record)
         if record is not None and not overwrite:
-            raise already_there(path)
-        if any(key.startswith(STAGING) for key in present) or (
-            record is None and is_left(keys, present)
-        ):
+            raise paths.already_there(path)
+        left = record is None and is_left(keys, present)
+        if left or any(key.startswith(STAGING) for key in present):
             with log_failures():
                 tidy(keys)
             present = keys.list()
@@ -89,10 +87,9 @@ class ObjectStoreBackend(Backend):
             raise CheckpointExists(f"{path}: another writer has just committed it")
         else:
             _refuse_others(path, present)
-        said = f"{this_owner()} {int(time.time())} {introduction()}, {secrets.token_hex(4)}"
-        _put_owner(
-            path, keys, apart(token, OWNER), said.encode(), None if record is not None else version
-        )
+        owner = f"{this_owner()} {int(time.time())} {introduction()}, {secrets.token_hex(4)}"
+        missing = version if record is None else None
+        _put_owner(path, keys, apart(token, OWNER), owner.encode(), missing)
         return StoreAttempt(path, keys, token, version, replaced)
 
     def _refuse_inside(self, path: str) -> None:
@@ -106,7 +103,7 @@ class ObjectStoreBackend(Backend):
             except PermissionError:
                 continue  # its credentials are for what lies below: a checkpoint around them is not theirs
             if record is not None:
-                raise lies_inside(path, around)
+                raise paths.lies_inside(path, around)
 
     def join(self, path: str, attempt_path: str, *, durable: bool) -> StoreAttempt:
         return StoreAttempt(path, self._open(path), attempt_path.rpartition(STAGING)[2])
@@ -116,10 +113,8 @@ class ObjectStoreBackend(Backend):
         most = most_bytes(name) if limit_bytes is None else limit_bytes
         # after it was read: an object is not sparse, so a huge one is unlikely
         if data is not None and len(data) > most:
-            raise CheckpointCorrupt(
-                f"{path}/{name} has {len(data)} bytes, and can have {most} at most: it is damaged",
-                file=name,
-            )
+            what = f"has {len(data)} bytes, and can have {most} at most: it is damaged"
+            raise CheckpointCorrupt(f"{path}/{name} {what}", file=name)
         return data
 
     def put(self, path: str, name: str, data: bytes) -> None:
@@ -132,6 +127,9 @@ class ObjectStoreBackend(Backend):
         _refuse_names(path, _UNLISTED)
         self.put(path, name, data)
         return Claim(None, False)
+
+    def release(self, path: str, name: str, beginning: bytes) -> None:
+        pass
 
     def reading(self, path: str, head: bytes) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()  # no locks here; Options.delete_grace_secs protects readers
@@ -153,7 +151,10 @@ class ObjectStoreBackend(Backend):
         data = self._open(path).get(name)
         return None if data is None else len(data)
 
-    def look(self, path: str) -> Look:
+    def children(self, path: str) -> list[str]:
+        return self.look(path).children
+
+    def look(self, path: str) -> paths.Look:
         inside: dict[str, list[str]] = {}
         hidden: set[str] = set()
         for key in self._open(path).list():
@@ -167,7 +168,7 @@ class ObjectStoreBackend(Backend):
             present = inside[name]
             return RECORD in present or _is_of_orbax(self._open(f"{path}/{name}"), present)
 
-        return Look(sorted(inside), is_checkpoint, frozenset(hidden))
+        return paths.Look(sorted(inside), is_checkpoint, frozenset(hidden))
 
     def exists(self, path: str) -> bool:
         return bool(self._open(path).list())
@@ -175,6 +176,9 @@ class ObjectStoreBackend(Backend):
     def is_checkpoint(self, path: str) -> bool:
         keys = self._open(path)
         return keys.get(RECORD) is not None or _is_of_orbax(keys, keys.list())
+
+    def replaced(self, path: str) -> None:
+        return None
 
     def delete(self, path: str, trash: str | None = None) -> None:
         keys = self._open(path)
@@ -194,9 +198,7 @@ class ObjectStoreBackend(Backend):
         tidy(keys)
 
     def _copy(self, keys: Keys, present: list[str], target: str) -> None:
-        """Copies all objects of a checkpoint, one by one, since a store does not rename; those by which it is one
-        come last. If this is interrupted, what was copied is no checkpoint, and the checkpoint stays.
-        """
+        """Copies all objects one by one, since a store does not rename; those by which it is a checkpoint come last."""
         if self._open(target).get(RECORD) is not None:  # of an earlier step with that number
             target = f"{target}.{secrets.token_hex(4)}"
         copy = self._open(target)
@@ -239,7 +241,7 @@ def _put_owner(path: str, keys: Keys, key: str, owner: bytes, missing: Any) -> N
             "sure that it is theirs, and what is acknowledged is as safe as the mount makes it. The bucket's URL "
             "is safer, and faster",
             path,
-            mounted_bucket(path),
+            paths.mounted_bucket(path),
         )
         _asked_of_conditions.add(bucket)
     asked = bucket in _asked_of_conditions
@@ -271,26 +273,25 @@ def _put_owner(path: str, keys: Keys, key: str, owner: bytes, missing: Any) -> N
 def _refuse_others(path: str, present: list[str]) -> None:
     """Raises CheckpointExists if anything but attempts is at a place without a checkpoint."""
     others = [key for key in present if token_in(key) is None]
-    steps = {key.partition("/")[0] for key in others if key.partition("/")[2] in SIGNS}
+    steps = {key.partition("/")[0] for key in others if key.partition("/")[2] in paths.SIGNS}
     if steps:
         raise CheckpointExists(
             f"{path} holds something else, other checkpoints ({', '.join(sorted(steps)[:5])}): "
             "save a step into it with ckpt.Checkpointer(path).save(step, ...), or choose another path"
         )
     if others:
-        raise CheckpointExists(
-            f"{path} holds something else ({', '.join(others[:3])}): choose another path"
-        )
+        some = ", ".join(others[:3])
+        raise CheckpointExists(f"{path} holds something else ({some}): choose another path")
 
 
 def _refuse_another(path: str, keys: Keys, present: list[str], record: bytes | None) -> None:
     """Raises CheckpointExists for keys of somebody else with a checkpoint's names: they would be deleted."""
-    known = {name for name in present if name in SIGNS}
+    known = {name for name in present if name in paths.SIGNS}
 
     def read(name: str) -> bytes | None:
         return record if name == RECORD else keys.get(name) if name in known else None
 
-    if not is_meant(read):
+    if not paths.is_meant(read):
         raise CheckpointExists(
             f"{path} holds no checkpoint ({', '.join(sorted(present)[:5])}), whose {', '.join(sorted(known))} is "
             "another file of that name: choose another path, or move it away; overwrite=True replaces "

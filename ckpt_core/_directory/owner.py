@@ -97,9 +97,7 @@ def _start_time(pid: int) -> str | None:
 
 
 def lives(owner: str) -> bool | None:
-    """Whether the owner is alive; None if it runs on another host or is unknown. Where the system does not say when a
-    process started (no /proc), a later one with the owner's id counts as it: what is left is deleted after that.
-    """
+    """Whether the owner is alive; None if it runs on another host or is unknown. Without /proc, a later process with its id counts."""
     parts = _OWNER.fullmatch(owner)
     if parts is None or parts[1] != _host() or int(parts[2]) == 0:
         return None
@@ -193,15 +191,13 @@ _forking = threading.RLock()
 """Held while a descriptor is opened or closed and during a fork, so ``open_files`` is complete."""
 
 
-def _close_in_child() -> None:
+def _close_all() -> None:
     for file in list(open_files):
         file.close()
     _forking.release()
 
 
-around_forks(
-    before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_close_in_child
-)
+around_forks(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_close_all)
 
 
 def _open_to_lock(path: str) -> LockFile:
@@ -259,8 +255,7 @@ def reading(path: str, head: bytes) -> Generator[None]:
             if file.lock(SHARED):
                 break
             time.sleep(_READER_PAUSE_SECS)
-        mine, there = os.fstat(file.descriptor), os.stat(path)
-        same_file = (mine.st_ino, mine.st_dev) == (there.st_ino, there.st_dev)
+        same_file = os.path.samestat(os.fstat(file.descriptor), os.stat(path))
         if not same_file or os.read(file.descriptor, len(head)) != head:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         yield

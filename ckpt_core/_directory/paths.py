@@ -1,4 +1,5 @@
-"""What a path means that a caller gives: a directory, an object store, or a bucket that is mounted as a directory.
+"""What a path means that a caller gives: a directory, an object store, or a bucket that is mounted as a directory; and the
+signs by which a checkpoint there is known.
 
 Of mounts only Linux is asked. Elsewhere, and where /proc is hidden, a mounted bucket is taken for a disk: its directories
 are not renamed at once, but copied file by file, so a save is not atomic there.
@@ -6,11 +7,20 @@ are not renamed at once, but copied file by file, so a save is not atomic there.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Callable
+from typing import NamedTuple
 
-from ckpt_core._errors import CheckpointError, CheckpointNotFound, RefusedArgument
-from ckpt_core._platform import WINDOWS
+from ckpt_core._errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointExists,
+    CheckpointNotFound,
+    RefusedArgument,
+)
+from ckpt_core._platform import WINDOWS, of_tasks
 
 _REMOTE = ("memory://", "s3://", "gs://")
 _ONE_SLASH = re.compile(r"(memory|s3|gs|gcs|file|https?|hdfs|abfss?|az):/(?!/)")
@@ -22,10 +32,8 @@ _BUCKETS = re.compile(
 disks to us."""
 _LOCAL = re.compile(r"ext[234]|xfs|btrfs|zfs|f2fs|bcachefs|tmpfs|ramfs|overlay|squashfs|erofs")
 """File systems that no other machine can change; ``overlay`` is that of containers."""
-_ESCAPE = re.compile(r"\\([0-7]{3})")
-"""A space and the like in a mount point, as the kernel writes it."""
-_ENDLESS_BYTES = 2**50
-"""Size that gcsfuse and the like report, all of it free: buckets have no end. No disk is as empty."""
+_ESCAPE = re.compile(r"\\([0-7]{3})")  # such as a space in a mount point, as the kernel writes it
+_ENDLESS_BYTES = 2**50  # the size of a bucket, all of it free, as gcsfuse and the like report it
 
 
 def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:
@@ -45,9 +53,8 @@ def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:
         if b"\0" in os.fsencode(text):
             raise RefusedArgument(f"{text!r}: no path can hold a zero byte")
     except UnicodeEncodeError:
-        raise RefusedArgument(
-            f"{text!r}: no path can hold a lone surrogate, which has no encoding"
-        ) from None
+        what = "a lone surrogate, which has no encoding"
+        raise RefusedArgument(f"{text!r}: no path can hold {what}") from None
     if text.startswith(_REMOTE):
         scheme, _, rest = text.partition("://")
         if not rest.strip("/") or (rest.startswith("/") and scheme != "memory"):
@@ -97,9 +104,7 @@ def refuse_path(path: str) -> None:
 
 
 def _mount_of(path: str) -> tuple[str, str]:
-    """Type and source of the mount that a path lies in or will be made in, as the kernel names them
-    (proc_pid_mountinfo(5)); of two at one place, the later hides the earlier. Empty where they cannot be known.
-    """
+    """Type and source of the mount in which a path lies or will lie, as the kernel names them; empty if they are not known."""
     try:
         with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
             lines = file.read().splitlines()
@@ -107,7 +112,7 @@ def _mount_of(path: str) -> tuple[str, str]:
     except OSError:
         return "", ""
     longest, found = -1, ("", "")
-    for line in lines:
+    for line in lines:  # proc_pid_mountinfo(5); of two at one place, the later hides the earlier
         fields, _, rest = line.partition(" - ")
         point = _ESCAPE.sub(lambda one: chr(int(one[1], 8)), (fields.split(" ") + [""] * 5)[4])
         if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= longest:
@@ -148,3 +153,58 @@ def _has_no_end(path: str) -> bool:
     except OSError:
         return False
     return status.f_blocks * status.f_frsize >= _ENDLESS_BYTES and status.f_bfree == status.f_blocks
+
+
+SIGNS = ("ckpt.json", "_CHECKPOINT_METADATA", "_METADATA", "orbax.checkpoint", "commit_success.txt")
+"""File names that mark a directory as a checkpoint; one of them is enough to read it as one."""
+_STEP_KEYS = (b'"item_handlers"', b'"init_timestamp_nsecs"', b'"custom_metadata"')
+_KEYS = {"_CHECKPOINT_METADATA": _STEP_KEYS, "_METADATA": (b'"tree_metadata"',)}
+
+
+def has_sign(path: str) -> bool:
+    """Whether a directory contains one of ``SIGNS``, and so is a checkpoint."""
+    return any(os.path.exists(os.path.join(path, sign)) for sign in SIGNS)
+
+
+def is_meant(read: Callable[[str], bytes | None]) -> bool:
+    """Whether the content of a file shows that this is a checkpoint, and no directory of somebody else's ``ckpt.json``."""
+    for name in SIGNS:
+        with contextlib.suppress(CheckpointCorrupt):  # one sound file is enough
+            data = read(name)
+            if data is not None and _fits(name, data):
+                return True
+    return False
+
+
+def _fits(name: str, data: bytes) -> bool:
+    match name:
+        case "ckpt.json":
+            return data.startswith(b'{"crc32c":"') and b'"record":{"format_version":' in data[:64]
+        case "orbax.checkpoint":  # a map of msgpack, to whoever wrote it
+            return bool(data) and (0x80 <= data[0] <= 0x8F or data[0] in (0xDE, 0xDF))
+        case "commit_success.txt":
+            return data.startswith(b"Checkpoint commit was successful")
+        case _:
+            return data.lstrip().startswith(b"{") and any(key in data for key in _KEYS[name])
+
+
+def already_there(path: str) -> CheckpointExists:
+    """The error of a save to a place that is taken."""
+    return CheckpointExists(
+        f"{path} exists already: choose another path, or pass overwrite=True to replace it{of_tasks()}"
+    )
+
+
+def lies_inside(path: str, around: str) -> CheckpointExists:
+    """The error of a save into another checkpoint."""
+    return CheckpointExists(
+        f"{path} lies inside the checkpoint {around}, which would no longer be what was saved: choose another path"
+    )
+
+
+class Look(NamedTuple):
+    """What one listing of a directory found."""
+
+    children: list[str]  # names of subdirectories that may be checkpoints or items
+    is_checkpoint: Callable[[str], bool]  # of ``children``: whether a committed checkpoint is there
+    hidden: frozenset[str]  # names that begin with a dot

@@ -7,20 +7,21 @@ import json
 import operator
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ckpt_core._directory.backend import Backend
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.plain_json import refuse_keys
 from ckpt_core._format.record import dump_json, parse_json
 from ckpt_core.arguments import an
 
+if TYPE_CHECKING:
+    from ckpt_core._directory import Backend
+
 _ANY = re.compile(r"(?:.*_)?(\d+)", re.ASCII)
 MAX_STEP = 2**63 - 1
 _FOLDER = "metadata"
 _FILE = "_ROOT_METADATA"
-_EARLIER_FILE = "metadata"
-"""In which Orbax wrote the value itself until November 2024."""
+_EARLIER_FILE = "metadata"  # in which Orbax wrote the value itself until November 2024
 
 
 def is_file_name(name: object) -> bool:
@@ -42,10 +43,8 @@ class StepNames:
     fixed_length: int | None = None  # minimum number of digits, padded with zeros
 
     def __post_init__(self) -> None:
-        if self.fixed_length is not None and self.fixed_length < 1:
-            raise ValueError(
-                f"step_format_fixed_length must be at least 1, got {self.fixed_length}"
-            )
+        if (length := self.fixed_length) is not None and length < 1:
+            raise ValueError(f"step_format_fixed_length must be at least 1, got {length}")
         if self.prefix is not None and not is_file_name(self.prefix):
             raise ValueError(
                 "step_prefix must be printable text of at most 200 bytes without '/' and '\\', and must not begin "
@@ -78,14 +77,11 @@ def check_step(step: int) -> int:
     try:
         number = operator.index(step)
     except TypeError:
+        shown = repr(step) if isinstance(step, (str, float)) else an(step)
+        advice = f"{shown}: the step comes first, as in save(step, state)"
         if isinstance(step, str) and step.isdecimal():
-            raise TypeError(
-                f"step must be an integer, got the text {step!r}: pass {step}"
-            ) from None
-        shown = repr(step) if isinstance(step, (str, float)) else f"{an(step)}"
-        raise TypeError(
-            f"step must be an integer, got {shown}: the step comes first, as in save(step, state)"
-        ) from None
+            advice = f"the text {shown}: pass {step}"
+        raise TypeError(f"step must be an integer, got {advice}") from None
     if isinstance(step, bool) or not 0 <= number <= MAX_STEP:
         raise ValueError(f"step must be an integer from 0 to 2**63-1, got {step!r}")
     return number

@@ -7,7 +7,7 @@ under the names where Orbax looks lie copies.
 A place holds the checkpoint of its record, and what attempts that may live have written. ``tidy`` deletes the rest. A
 listing is not of one moment: nothing of an attempt is deleted before its owner and then the record were read. All
 attempts share the names of copies: after some were deleted, those of a checkpoint committed meanwhile are put again
-(``settle``).
+(``put_copies_again``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ckpt_core._directory.backend import Attempt
 from ckpt_core._directory.owner import lives
 from ckpt_core._errors import VISIBLE, CheckpointCorrupt, CheckpointError, CheckpointExists
 from ckpt_core._format.packed import MOST_HELD_BYTES, MOST_PACKED_BYTES, STAGING, apart, name_apart
@@ -36,10 +35,8 @@ PASSING = ".passing/"
 _OF_ATTEMPT = re.compile(r"(?:^|/)\.attempt\.([^./]+)\.|/d/([0-9a-f]{32})\.[0-9a-f]{32}$")
 """A small file of an attempt, or a data file."""
 _TOKEN = re.compile(rb'"token": ?"([0-9a-zA-Z]+)"')
-_HEAD_BYTES = 300
-"""The token is among the first fields of a record."""
-FOREIGN_ATTEMPT_SECS = 24 * 3600.0
-"""Age after which an attempt of a process on another host counts as left over."""
+_HEAD_BYTES = 300  # the token is among the first fields of a record
+FOREIGN_ATTEMPT_SECS = 24 * 3600.0  # age after which an attempt on another host counts as left over
 _MARK = b'"requires":"ckpt.json"'
 MARKED = b"{" + _MARK + b"}"
 """The description that a deletion puts where there is none of ckpt: what has one is nothing without a record."""
@@ -141,7 +138,7 @@ def committed_token(keys: Keys) -> str | None:
     return None if record is None else token_of(record) or ""
 
 
-def settle(keys: Keys) -> None:
+def put_copies_again(keys: Keys) -> None:
     """After copies were deleted: puts those of a checkpoint that was committed meanwhile again."""
     if token := committed_token(keys):
         roll_forward(keys, token)
@@ -165,15 +162,13 @@ def log_failures() -> Generator[None]:
         logger.warning("what nobody needs any more cannot be deleted: %s", error)
 
 
-class StoreAttempt(Attempt):
-    """One attempt; see ``Attempt``."""
+class StoreAttempt(contextlib.AbstractContextManager["StoreAttempt"]):
+    """One attempt; ``LocalAttempt`` says what its methods do."""
 
     def __init__(
         self, target: str, keys: Keys, token: str, version: Any = None, replaced: Iterable[str] = ()
     ) -> None:
-        self._target = target
-        self._keys = keys
-        self._token = token
+        self._target, self._keys, self._token = target, keys, token
         self._version = version  # of ``ckpt.json`` at the start; None in a process that joined
         self._replaced = {*replaced}  # keys of the checkpoint that the attempt replaces
         self.path = f"{target}/{STAGING}{token}"
@@ -182,18 +177,18 @@ class StoreAttempt(Attempt):
         self._held: dict[str, bytes] = {}
         self._apart: dict[str, bytes] = {}
         self._data: set[str] = set()  # names of data files; in a copy without its token
-        self._passes = False
-        self._deciding = False
+        self._passes = self._deciding = False
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            self.abort()
 
     def write(self, name: str, data: bytes, *, until_commit: bool = False) -> FileRecord:
+        room_bytes = MOST_PACKED_BYTES - sum(map(len, self._held.values()))
         if until_commit:
             self._passes = True
             self._keys.put(apart(self._token, PASSING + name), data)
-        elif (
-            self._version is None
-            or len(data) > MOST_HELD_BYTES
-            or len(data) + sum(map(len, self._held.values())) > MOST_PACKED_BYTES
-        ):
+        elif self._version is None or len(data) > min(MOST_HELD_BYTES, room_bytes):
             self._keys.put(apart(self._token, name), data)
             self._apart[name] = data
         else:
@@ -208,6 +203,8 @@ class StoreAttempt(Attempt):
             raise FileNotFoundError(f"{self._target}/{name}")
         return found
 
+    take = read
+
     def write_data(self, name: str, parts: Iterable[bytes]) -> None:
         self._data.add(name)
         self._keys.put(name, b"".join(parts))
@@ -216,9 +213,8 @@ class StoreAttempt(Attempt):
         return self._held
 
     def files(self, known_bytes: Mapping[str, int]) -> dict[str, int]:
-        return {name: len(data) for name, data in (self._held | self._apart).items()} | {
-            **known_bytes
-        }
+        own = {name: len(data) for name, data in (self._held | self._apart).items()}
+        return {**own, **known_bytes}
 
     def make_durable(self, record_name: str, record: bytes) -> None:
         self._record = record_name, record
@@ -226,10 +222,8 @@ class StoreAttempt(Attempt):
     def commit(self) -> None:
         record_name, record = self._record
         if not self._keys.get(apart(self._token, OWNER)):
-            raise CheckpointError(
-                f"{self._target}: another writer took this one for dead, and removed what it had written: "
-                "nothing was committed"
-            )
+            what = "another writer took this one for dead, and removed what it had written"
+            raise CheckpointError(f"{self._target}: {what}: nothing was committed")
         self._deciding = True
         try:
             # If the answer to the put is lost, its repetition fails although the first one succeeded.
@@ -259,7 +253,7 @@ class StoreAttempt(Attempt):
             if left := self._replaced - copied - {RECORD}:
                 self._keys.delete(left)
                 if committed_token(self._keys) != self._token:
-                    settle(self._keys)
+                    put_copies_again(self._keys)
             if committed != self._token:
                 remove_all(self._keys, self._mine())
             elif self._passes:
@@ -284,22 +278,23 @@ def tidy(keys: Keys, *, only_look: bool = False) -> list[str]:
     """
     listed = keys.list()
     begun = attempts_in(listed)
-    said = {one: keys.get(apart(one, OWNER)) for one, place in begun.items() if not place}
-    own = [folder for owner in said.values() for folder in _own_folders(owner or b"")]
+    owner_of = {one: keys.get(apart(one, OWNER)) for one, place in begun.items() if not place}
+    own = [folder for owner in owner_of.values() for folder in _own_folders(owner or b"")]
     others = tuple(folder for folder in folders(listed) if folder not in own)
     below = {token for token, place in begun.items() if place}
     present = [key for key in listed if not key.startswith(others) and token_in(key) not in below]
     for one in filter(None, map(token_in, present)):
-        if one not in said:
-            said[one] = keys.get(apart(one, OWNER))
-    died = [one for one, owner in said.items() if owner and owner[:1] != b"[" and _is_dead(owner)]
+        if one not in owner_of:
+            owner_of[one] = keys.get(apart(one, OWNER))
+    writers = {one: owner for one, owner in owner_of.items() if owner and owner[:1] != b"["}
+    died = [one for one, owner in writers.items() if _is_dead(owner)]
     if died and not only_look:
         for token in died:  # who may only have hung commits nothing from here on
             keys.put(apart(token, OWNER), b"")
         return tidy(keys)  # by a listing that has all that they wrote
     # an attempt puts its owner's key first, and deletes it last
-    ended = {token for token, owner in said.items() if not owner or _is_dead(owner)}
-    owners = [apart(token, OWNER) for token in ended if said[token] is not None]
+    ended = {token for token, owner in owner_of.items() if not owner or _is_dead(owner)}
+    owners = [apart(token, OWNER) for token in ended if owner_of[token] is not None]
     record = keys.get(RECORD)
     committed = token_of(record)
     if record is not None:
@@ -313,18 +308,18 @@ def tidy(keys: Keys, *, only_look: bool = False) -> list[str]:
     else:
         here = {token_in(key) for key in present if key.startswith(STAGING)}
         gone = [key for key in present if token_in(key) in ended & here]
-    if not only_look and (gone or said.get(committed or "") is not None):
+    if not only_look and (gone or owner_of.get(committed or "") is not None):
         remove_all(keys, [key for key in gone if key not in owners])
-        settle(keys)
+        put_copies_again(keys)
         keys.delete(owners)  # at last: by them the next one finds what is unfinished here
     return gone
 
 
-def _is_dead(said: bytes) -> bool:
+def _is_dead(owner: bytes) -> bool:
     """Whether the owner who put this is gone; a guess by age for one on another host."""
-    if said[:1] in (b"", b"["):  # what ``tidy`` puts, and a deletion
+    if owner[:1] in (b"", b"["):  # what ``tidy`` puts, and a deletion
         return True
-    process, _, rest = said.decode(errors="replace").partition(" ")
+    process, _, rest = owner.decode(errors="replace").partition(" ")
     living = lives(process)
     if living is not None:
         return not living
@@ -332,10 +327,10 @@ def _is_dead(said: bytes) -> bool:
     return began.isdigit() and time.time() - int(began) > FOREIGN_ATTEMPT_SECS
 
 
-def _own_folders(said: bytes) -> list[str]:
+def _own_folders(owner: bytes) -> list[str]:
     """The folders of this checkpoint's own that look like checkpoints, from the owner's key of a deletion."""
     try:
-        found = json.loads(said) if said[:1] == b"[" else []
+        found = json.loads(owner) if owner[:1] == b"[" else []
     except ValueError:
         return []
     return [one for one in found if isinstance(one, str)]
@@ -354,11 +349,9 @@ def is_left(keys: Keys, present: Sequence[str]) -> bool:
         return True
     others = (key for key in present if token_in(key) is None and key != RECORD)
     owners = [token for token, place in attempts_in(present).items() if not place]
-    return (
-        bool(owners)
-        and all(map(_COPY.fullmatch, others))
-        and all(_is_dead(keys.get(apart(token, OWNER)) or b"") for token in owners)
-    )
+    if not owners or not all(map(_COPY.fullmatch, others)):
+        return False
+    return all(_is_dead(keys.get(apart(token, OWNER)) or b"") for token in owners)
 
 
 def files_of(record: bytes | None) -> Iterable[str] | None:

@@ -19,13 +19,14 @@ from ckpt_core._read import Array, Parts, Want
 from ckpt_core._results import LeafInfo
 from ckpt_core._saved import SavedItem
 from ckpt_core._tree import FlatTree, Path, format_path
-from ckpt_core._tree.casts import casts_at_once, converted, family
 from ckpt_core._tree.leaves import (
     LeafSpec,
     as_abstract,
     as_logical,
+    converted,
     describe,
     dtype_from_name,
+    family,
     from_host_array,
 )
 from ckpt_core.arguments import an, with_article
@@ -286,7 +287,7 @@ def _dtype_while_read(saved: LeafSpec, spec: LeafSpec) -> np.dtype[Any] | None:
         return None
     wanted = dtype_from_name(spec.dtype)
     floats = all(jax.dtypes.issubdtype(one, np.floating) for one in (saved.numpy_dtype, wanted))
-    return wanted if floats and casts_at_once(saved.numpy_dtype, wanted) else None
+    return wanted if floats and np.can_cast(saved.numpy_dtype, wanted, "unsafe") else None
 
 
 def is_resharded(described: dict[str, Any] | None, sharding: Any) -> bool:

@@ -1,4 +1,1 @@
-"""Numbers about what checkpoints hold, for people to look at; arrays are read a piece at a time.
-
-A module here reads and computes; ``cli`` prints.
-"""
+"""Numbers about what checkpoints hold, for people to look at: a module here reads and computes, ``cli`` prints."""

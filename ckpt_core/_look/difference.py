@@ -6,14 +6,15 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from ckpt_core._load import load
-from ckpt_core._look.leaves import Leaf, Trees, check_found
-from ckpt_core._look.numbers import PairSums
+from ckpt_core._look.leaves import Array, Leaf, Trees, as_numbers, blocks, check_found, dot
 from ckpt_core._tree import Node, Path, format_path
 from ckpt_core._tree.patterns import read_again
 from ckpt_core._words import in_order
@@ -187,13 +188,10 @@ def _same_item(one: Trees, other: Trees, name: str) -> bool | None:
     return names == sorted(b.names()) and all(a.read(name) == b.read(name) for name in names)
 
 
-def _differing_nodes(
-    item: str, a: Node, b: Node, below: Collection[Path] | None
-) -> list[NodeDifference]:
+def _differing_nodes(item: str, a: Node, b: Node, below: list[Path] | None) -> list[NodeDifference]:
     """Where two trees differ beside their leaves, on the way to the leaves ``below`` (None: everywhere)."""
-    nodes_a, nodes_b = (
-        {format_path(path): text for path, text in _nodes_of(root, ())} for root in (a, b)
-    )
+    both = (_nodes_of(root, ()) for root in (a, b))
+    nodes_a, nodes_b = ({format_path(path): text for path, text in nodes} for nodes in both)
     prefixes = (path[:length] for path in below or () for length in range(len(path) + 1))
     wanted = set(map(format_path, prefixes))
     found: list[NodeDifference] = []
@@ -229,3 +227,82 @@ def _nodes_of(node: Node, path: Path) -> Iterator[tuple[Path, str]]:
         yield (*path, *name.split("/")), _CONSTANT + json.dumps(value)
     for key, child in zip(node.keys, node.children, strict=True):
         yield from _nodes_of(child, (*path, key))
+
+
+@dataclass
+class PairSums:
+    """How far the values of two leaves of one shape are apart."""
+
+    count: int = 0
+    changed: int = 0  # elements with other bits; with other values, if the dtypes differ
+    largest: float = 0.0  # of the differences between elements that are finite on both sides
+    squares: float = 0.0  # sum of the squares of these differences
+    squares_a: float = 0.0  # of A, where both are finite
+    squares_b: float = 0.0
+    product: float = 0.0  # sum of A times B, of these
+    finite_count: int = 0
+    nan_a: int = 0
+    nan_b: int = 0
+    inf_a: int = 0
+    inf_b: int = 0
+
+    def add(self, a: Array, b: Array, are_numbers: bool) -> None:
+        """Adds a piece of each; unless they are numbers, both are of one dtype, and their bits alone count."""
+        for left, right in blocks(a, b):
+            self.count += left.size
+            if left.dtype == right.dtype:
+                self.changed += left.size - int(np.count_nonzero(_same_bits(left, right)))
+            if are_numbers:
+                with np.errstate(over="ignore", invalid="ignore"):  # squares beyond all floats
+                    self._add_numbers(left, right)
+
+    def _add_numbers(self, a: Array, b: Array) -> None:
+        numbers_a, numbers_b = as_numbers(a), as_numbers(b)
+        nan_a, nan_b = np.isnan(numbers_a), np.isnan(numbers_b)
+        if a.dtype != b.dtype:
+            same = (numbers_a == numbers_b) | (nan_a & nan_b)
+            self.changed += a.size - int(np.count_nonzero(same))
+        self.nan_a += int(nan_a.sum())
+        self.nan_b += int(nan_b.sum())
+        self.inf_a += int((np.isinf(numbers_a) & ~nan_a).sum())
+        self.inf_b += int((np.isinf(numbers_b) & ~nan_b).sum())
+        apart = np.abs(numbers_b - numbers_a)
+        if a.dtype == b.dtype and a.dtype in (np.int64, np.uint64):
+            # neighbours have the same float
+            apart = (np.maximum(a, b) - np.minimum(a, b)).view(np.uint64).astype(np.float64)
+        finite = np.isfinite(numbers_a) & np.isfinite(numbers_b)
+        if finite.any():
+            numbers_a, numbers_b, apart = (one[finite] for one in (numbers_a, numbers_b, apart))
+            self.finite_count += apart.size
+            self.largest = max(self.largest, float(apart.max()))
+            self.squares += dot(apart, apart)
+            self.squares_a += dot(numbers_a, numbers_a)
+            self.squares_b += dot(numbers_b, numbers_b)
+            self.product += dot(numbers_a, numbers_b)
+
+    @property
+    def rms(self) -> float:
+        """Root of the mean square of the differences."""
+        return float(np.sqrt(self.squares / self.finite_count)) if self.finite_count else 0.0
+
+    @property
+    def relative(self) -> float:
+        """Norm of the difference over that of the first leaf; infinite if that is zero and the difference is not."""
+        if self.squares_a == 0:
+            return math.inf if self.squares else 0.0
+        return float(np.sqrt(self.squares) / np.sqrt(self.squares_a))
+
+    @property
+    def cosine(self) -> float:
+        """Cosine of the angle between both; NaN if one of them is zero."""
+        sizes = np.sqrt(self.squares_a) * np.sqrt(self.squares_b)
+        return float(self.product / sizes) if sizes else math.nan
+
+
+def _same_bits(a: Array, b: Array) -> Array:
+    """For each element of two blocks of one dtype, whether its bits are the same."""
+    if a.dtype.itemsize in (1, 2, 4, 8):
+        bits = f"u{a.dtype.itemsize}"
+        return a.view(bits) == b.view(bits)
+    bytes_a, bytes_b = (one.view(np.uint8).reshape(a.size, -1) for one in (a, b))
+    return (bytes_a == bytes_b).all(axis=1)

@@ -93,7 +93,7 @@ class Lease:
             now = self._backend.read(self._directory, OWNER_FILE, SHORT_BYTES)
             if now is not None:
                 break
-            # another writer, who is closing, may have it in hand for a moment: see ``Backend.release``
+            # another writer, who is closing, may have it in hand for a moment: see ``PosixBackend.release``
             time.sleep(_PAUSE_SECS)
         else:
             raise CheckpointError(

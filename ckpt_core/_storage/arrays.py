@@ -20,11 +20,10 @@ from ckpt_core._layout.chunks import chunk_count
 from ckpt_core._layout.regions import Region, region_slices
 from ckpt_core._options import KIB, MIB
 from ckpt_core._storage.files import limit
-from ckpt_core._storage.location import Location, StoreContext, answered, ts, unreadable
+from ckpt_core._storage.location import Location, StoreContext, checked_answer, ts, unreadable
 
 _MAX_FOREIGN_BYTES = 2**46
-_MOST_COMPRESSED = 2**16
-"""Maximum compression ratio: zstd needs 4 bytes for 128 KiB of zeros."""
+_MOST_COMPRESSED = 2**16  # maximum compression ratio: zstd needs 4 bytes for 128 KiB of zeros
 _SMALL_BYTES = 256 * MIB
 _MOST_INNER_CHUNKS = 2**24
 BLOSC_HEADER_BYTES = 16
@@ -61,11 +60,10 @@ def open_array(
     metadata = "zarr.json" if zarr3 else ".zarray"
     first = "manifest.ocdbt" if ocdbt else prefix + metadata
     refuse_file(item, first, most_bytes(first))
-    kvstore = (
-        {"driver": "ocdbt", "base": item.spec(), "path": prefix}
-        if ocdbt
-        else {**item.spec(), "path": item.spec()["path"] + prefix}
-    )
+    base = item.spec()
+    kvstore = {**base, "path": base["path"] + prefix}
+    if ocdbt:
+        kvstore = {"driver": "ocdbt", "base": base, "path": prefix}
     _check_nesting(kvstore, metadata, name, context)
     spec = {
         "driver": "zarr3" if zarr3 else "zarr",
@@ -81,7 +79,7 @@ def open_array(
     shape = tuple(store.shape)
     # A malicious shape or chunk shape would abort the process when TensorStore allocates memory.
     if math.prod(shape) * store.dtype.numpy_dtype.itemsize > _MAX_FOREIGN_BYTES:
-        raise CheckpointCorrupt(f"array {name!r}: impossible shape {shape}", leaf=name)
+        raise _corrupt(name, f"impossible shape {shape}")
     _refuse_chunks(store, name, limit_bytes, values)
     return ForeignArray(store, store.dtype.name, shape, len(values.of(name)))
 
@@ -93,8 +91,8 @@ def _check_nesting(kvstore: dict[str, Any], file: str, name: str, context: Store
     except (ValueError, NotImplementedError) as error:
         raise unreadable(error, f"array {name!r}: cannot be opened", leaf=name) from error
     if found.state != "value":
-        answered(found, f"array {name!r}: cannot be opened")
-        raise CheckpointCorrupt(f"array {name!r}: its metadata {file} is missing", leaf=name)
+        checked_answer(found, f"array {name!r}: cannot be opened")
+        raise _corrupt(name, f"its metadata {file} is missing")
     parse_json(bytes(found.value), f"{name}/{file}")
 
 
@@ -102,7 +100,7 @@ def read_region(array: ForeignArray, region: Region, name: str) -> np.ndarray[An
     """Reads the values of a region; blocks. CheckpointCorrupt if a chunk is missing or cannot be decoded."""
     chunk = tuple(array.store.chunk_layout.write_chunk.shape or ())
     if chunk_count(region, chunk) > array.stored:
-        raise CheckpointCorrupt(f"array {name!r}: chunks are missing", leaf=name)
+        raise _corrupt(name, "chunks are missing")
     part = array.store[region_slices(region)]
     # A slice of a TensorStore keeps its origin; shift it to zero, to match ``out``.
     part = part.translate_to[(0,) * part.rank] if part.rank else part
@@ -117,6 +115,10 @@ def read_region(array: ForeignArray, region: Region, name: str) -> np.ndarray[An
     return out
 
 
+def _corrupt(name: str, what: str) -> CheckpointCorrupt:
+    return CheckpointCorrupt(f"array {name!r}: {what}", leaf=name)
+
+
 def refuse_file(location: Location, name: str, most: int) -> None:
     """CheckpointCorrupt if a local file is larger than ``most`` or not a regular one; objects in stores are not sparse."""
     if not location.local:
@@ -127,11 +129,8 @@ def refuse_file(location: Location, name: str, most: int) -> None:
     if size_bytes < 0:
         raise CheckpointCorrupt(f"{location.path}: {name!r} is no regular file", file=name)
     if size_bytes > most:
-        raise CheckpointCorrupt(
-            f"{location.path}: file {name} has {size_bytes} bytes, and can have {most} at most: it is "
-            "damaged, and not read",
-            file=name,
-        )
+        what = f"has {size_bytes} bytes, and can have {most} at most: it is damaged, and not read"
+        raise CheckpointCorrupt(f"{location.path}: file {name} {what}", file=name)
 
 
 def memory_bytes() -> int:
@@ -143,8 +142,7 @@ def memory_bytes() -> int:
         # ``max`` is no number: there is no limit
         with contextlib.suppress(ValueError, OSError), open(file, encoding="ascii") as opened:
             known.append(int(opened.read()))
-    own = limit("RLIMIT_AS")
-    return min(known if own is None else [*known, own])
+    return min(*known, limit("RLIMIT_AS") or sys.maxsize)
 
 
 def most_chunk_bytes(stored_bytes: int) -> int:
@@ -175,11 +173,8 @@ class Values:
         for key, size in sizes_bytes:
             name, _, last = key.rpartition("/")
             if last in _METADATA_FILES and size > most_bytes(last):
-                raise CheckpointCorrupt(
-                    f"{key} has {size} bytes, and can have {most_bytes(last)} at most",
-                    file=key,
-                    leaf=name,
-                )
+                what = f"has {size} bytes, and can have {most_bytes(last)} at most"
+                raise CheckpointCorrupt(f"{key} {what}", file=key, leaf=name)
             for array in _arrays_of(key):
                 self._of.setdefault(array, {})[key] = size
             self.total_bytes += size
@@ -207,21 +202,15 @@ def _refuse_chunks(store: Any, name: str, limit_bytes: int, values: Values) -> N
     layout, itemsize = store.chunk_layout, store.dtype.numpy_dtype.itemsize
     inner = math.prod(layout.read_chunk.shape or ())
     outer = math.prod(layout.write_chunk.shape or ())
-    shape = tuple(store.shape)
     inner_chunks = outer // max(1, inner)
     if outer * itemsize > limit_bytes or inner_chunks > _MOST_INNER_CHUNKS:
-        raise CheckpointCorrupt(
-            f"array {name!r}: impossible shape {shape} in chunks of {tuple(layout.write_chunk.shape)}",
-            leaf=name,
-        )
+        chunk = tuple(layout.write_chunk.shape)
+        raise _corrupt(name, f"impossible shape {tuple(store.shape)} in chunks of {chunk}")
     refuse_without_memory(name, outer * itemsize)
     most = most_stored_bytes(outer * itemsize) + 16 * inner_chunks
     largest = max(values.of(name).values(), default=0)
     if largest > max(most, most_bytes("zarr.json")):
-        raise CheckpointCorrupt(
-            f"array {name!r}: a chunk of {largest} bytes exceeds the maximum of {most}",
-            leaf=name,
-        )
+        raise _corrupt(name, f"a chunk of {largest} bytes exceeds the maximum of {most}")
     if is_blosc(store):
         for key in values.of(name):
             if key.rpartition("/")[2] not in _METADATA_FILES:
@@ -244,7 +233,4 @@ def refuse_blosc(header: bytes | memoryview, chunk_bytes: int, name: str) -> Non
     """Raises CheckpointCorrupt if a blosc header claims another size than that of a chunk."""
     claimed = int.from_bytes(header[4:8], "little")
     if len(header) == BLOSC_HEADER_BYTES and claimed != chunk_bytes:
-        raise CheckpointCorrupt(
-            f"array {name!r}: a chunk claims to be {claimed} bytes, but must be {chunk_bytes}",
-            leaf=name,
-        )
+        raise _corrupt(name, f"a chunk claims to be {claimed} bytes, but must be {chunk_bytes}")

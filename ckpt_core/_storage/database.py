@@ -25,32 +25,22 @@ from ckpt_core._storage.arrays import refuse_file
 from ckpt_core._storage.files import DataFiles
 from ckpt_core._storage.location import INDEX_FILE, Location, StoreContext, range_of, ts, unreadable
 
-_MOST_NODE_BYTES = 128 * MIB
-"""Maximum size of a node, stored and decompressed. Ours have 64 KiB; Orbax configures up to 100 MB."""
-_MOST_ENTRIES = 2**20
-"""Maximum number of entries of a node, as in TensorStore."""
-_MOST_FILES = 2**16
-"""Maximum number of data files that a node refers to, and of versions in a manifest."""
-MOST_KEY_BYTES = 2**16 - 1
-"""Maximum length of a key or path, as in TensorStore."""
+_MOST_NODE_BYTES = 128 * MIB  # of a node, also decompressed: ours have 64 KiB, Orbax's up to 100 MB
+_MOST_ENTRIES = 2**20  # maximum number of entries of a node, as in TensorStore
+_MOST_FILES = 2**16  # of data files that a node refers to, and of versions in a manifest
+MOST_KEY_BYTES = 2**16 - 1  # maximum length of a key or path, as in TensorStore
 MANIFEST_MAGIC = 0x0CDB3A2A
 NODE_MAGIC = 0x0CDB20DE
-FRAME_BYTES = 4 + 8 + 2 + 4
-"""Magic number, length, at least one byte each for version and compression, checksum."""
+FRAME_BYTES = 4 + 8 + 2 + 4  # magic number, length, version and compression, checksum
 _MOST_VARINT_BYTES = 10
-_MISSING = 2**64 - 1
-"""Offset and length of the root of a database without keys."""
-_NUMBERED = 1
-"""Kind of a manifest; 0 for a single one, which holds the versions itself."""
-_ELSEWHERE = 1
-"""Kind of a value that is in a data file; 0 for one that is inline."""
-_STATISTICS = 3
-"""Columns after each reference to a node: keys, bytes of nodes, bytes of values below it."""
+_MISSING = 2**64 - 1  # offset and length of the root of a database without keys
+_NUMBERED = 1  # kind of a manifest; 0 for a single one, which holds the versions itself
+_ELSEWHERE = 1  # kind of a value that is in a data file; 0 for one that is inline
+_STATISTICS = 3  # columns after a reference to a node: keys, bytes of nodes and of values below it
 _NO_NAMES = frozenset({"", ".", ".."})
 """What no part of the name of a file is: one file has one name, inside the item."""
 
-_File = tuple[str, bytes]
-"""Name of a data file, and its base; see ``NodeRef``."""
+_File = tuple[str, bytes]  # name of a data file, and its base; see ``NodeRef``
 
 
 class Extent(NamedTuple):
@@ -275,12 +265,9 @@ def _decoded(data: bytes, magic: int) -> _Fields:
 
 _NODES_AT_ONCE = 64
 _MOST_BYTES_AT_ONCE = 4 * MIB
-_MOST_KEYS = 2**21
-"""Maximum number of keys where no record says how many there can be."""
-_MOST_KEYS_BYTES = 256 * MIB
-"""Maximum size of all keys together: a node has what they begin with only once."""
-_FEW_KEYS = 2**16
-"""Number of keys up to which ``most_keys`` is not called, since it may be slow."""
+_MOST_KEYS = 2**21  # maximum number of keys where no record says how many there can be
+_MOST_KEYS_BYTES = 256 * MIB  # of all keys together: a node has what they begin with only once
+_FEW_KEYS = 2**16  # number of keys up to which ``most_keys`` is not called, since it may be slow
 
 
 def read_index(
@@ -457,8 +444,7 @@ def _children(node: Inner, below: _Below, prefixes: list[bytes]) -> Iterator[_Be
     """The children of an inner node that may have keys with these ``prefixes``."""
     starts = [below.prefix + key for key in node.keys]
     stops = [*starts[1:], below.stop]
-    for child, length, start, stop in zip(
-        node.children, node.prefix_lengths, starts, stops, strict=True
-    ):
+    columns = node.children, node.prefix_lengths, starts, stops
+    for child, length, start, stop in zip(*columns, strict=True):
         if _may_hold(prefixes, start, stop):
             yield _Below(child, start[: len(below.prefix) + length], stop)

@@ -1,7 +1,4 @@
-"""The index of an OCDBT database: nodes and manifest, encoded at once from columns of numpy. Pure.
-
-The format is that of ``database``, which decodes it.
-"""
+"""The index of an OCDBT database, which ``database`` decodes: nodes and manifest, encoded from columns of numpy. Pure."""
 
 from __future__ import annotations
 
@@ -23,10 +20,8 @@ from ckpt_core._format.packed import pack, unpack
 from ckpt_core._layout.chunks import INLINE_BYTES
 from ckpt_core._storage.database import FRAME_BYTES, MANIFEST_MAGIC, NODE_MAGIC
 
-NODE_BYTES = 64 * 1024
-"""Maximum size of a node (about 600 keys): small, so that partial loads read few of them."""
-_ENTRY_BYTES = 12
-"""What an entry of a node takes about besides its key and its inline value."""
+NODE_BYTES = 64 * 1024  # about 600 keys: small, so that partial loads read few nodes
+_ENTRY_BYTES = 12  # what an entry of a node takes about besides its key and its inline value
 _ZSTD = 1
 _ARITY_LOG2 = 4
 _MOST_ROWS_BYTES = 2**32
@@ -165,9 +160,8 @@ def _keys(keys: Sequence[bytes], between: bytes = b"") -> tuple[bytes, ...]:
     table = np.array(keys, f"S{max(1, int(lengths.max()))}").view(np.uint8).reshape(len(keys), -1)
     shared = np.zeros(len(keys), np.int64)
     # of keys that differ only in zeros at the end, the padding would count as shared
-    shared[1:] = np.minimum(
-        (table[1:] != table[:-1]).argmax(axis=1), np.minimum(lengths[1:], lengths[:-1])
-    )
+    shorter = np.minimum(lengths[1:], lengths[:-1])
+    shared[1:] = np.minimum((table[1:] != table[:-1]).argmax(axis=1), shorter)
     columns = np.arange(table.shape[1])
     rest = table[(columns >= shared[:, None]) & (columns < lengths[:, None])].tobytes()
     return _numbers([len(keys)]), _numbers(shared[1:]), _numbers(lengths - shared), between, rest

@@ -33,9 +33,9 @@ try:
 except ImportError:  # Windows
     resource = None
 
+Array = np.ndarray[Any, Any]
 _NOTHING = np.empty(0, np.uint8)
-_KEEPS_DESCRIPTORS = sys.version_info < (3, 13)
-"""Whether an mmap object keeps a file descriptor open."""
+_KEEPS_DESCRIPTORS = sys.version_info < (3, 13)  # whether a mapping keeps a file descriptor open
 _FEW_FILES = 16
 _NO_FILE = {
     errno.ENOENT: "is missing",
@@ -77,9 +77,7 @@ class StoreFiles:
         self._location = location
         self._store: Any = ts.KvStore.open(location.spec(), context=context()).result()
 
-    def read(
-        self, file: str, offset: int, target: np.ndarray[Any, Any], end: int | None = None
-    ) -> int:
+    def read(self, file: str, offset: int, target: Array, end: int | None = None) -> int:
         stop = offset + target.size
         future = self._store.read(file, byte_range=slice(offset, stop))
         try:
@@ -134,29 +132,24 @@ class DataFiles:
         is_local: Callable[[str], bool] = lambda _: True,
         past_cache: PastCache | None = None,
     ) -> None:
-        self._location = location
-        self._sizes = sizes_bytes or {}
-        self._is_local = is_local
-        self._past_cache = past_cache
+        self._location, self._sizes = location, sizes_bytes or {}
+        self._is_local, self._past_cache = is_local, past_cache
         self._open: dict[str, _OpenFile] = {}
-        self._mapped: dict[str, np.ndarray[Any, Any] | None] = {}
+        self._mapped: dict[str, Array | None] = {}
         self._lock = threading.Lock()
 
-    def read(
-        self, file: str, offset: int, target: np.ndarray[Any, Any], end: int | None = None
-    ) -> int:
+    def read(self, file: str, offset: int, target: Array, end: int | None = None) -> int:
         """Reads into ``target``; gives the bytes read, fewer at the file's end. This thread reads on up to ``end``, if given."""
         opened = self._open.get(file) or self._opened(file)
         descriptor = opened.descriptor
         try:
             done = 0
             if self._past_cache is not None:
-                end = end or offset + target.size
-                while done < target.size and (
-                    count := self._past_cache.read(
-                        file, descriptor, offset + done, target[done:], end
-                    )
-                ):
+                end, read = end or offset + target.size, self._past_cache.read
+                while done < target.size:
+                    count = read(file, descriptor, offset + done, target[done:], end)
+                    if count == 0:
+                        break
                     done += count
             view: Any = memoryview(target.data)
             while done < len(view):
@@ -195,13 +188,13 @@ class DataFiles:
             stream.seek(offset)
             return stream.readinto(target) or 0
 
-    def mapped(self, file: str) -> np.ndarray[Any, Any] | None:
+    def mapped(self, file: str) -> Array | None:
         """All bytes of a file as a private mapping: only changed pages take memory. None if the system allows no further one."""
         if file not in self._mapped:
             self._mapped[file] = self._map(file)
         return self._mapped[file]
 
-    def _map(self, file: str) -> np.ndarray[Any, Any] | None:
+    def _map(self, file: str) -> Array | None:
         if _KEEPS_DESCRIPTORS and len(_alive) >= _part_of_most_files():
             return None
         opened = self._opened(file)
@@ -278,17 +271,15 @@ def limit(name: str) -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-_ALIGNMENT = 4096
-"""Bytes: a multiple of the sectors of any disk, as places in files, in memory, and sizes must be."""
-_WINDOW_BYTES = 4 * MIB + 2 * _ALIGNMENT
-"""Takes a block with a checksum, wherever that begins."""
+_ALIGNMENT = 4096  # of places in files and memory, and of sizes: a multiple of any disk's sectors
+_WINDOW_BYTES = 4 * MIB + 2 * _ALIGNMENT  # takes a block with a checksum, wherever that begins
 
 
 class _Window(threading.local):
     """What a thread read last, the bytes from ``start`` to ``stop`` of ``file``; and up to where it reads through the cache."""
 
     def __init__(self) -> None:
-        self.bytes: np.ndarray[Any, Any] | None = None
+        self.bytes: Array | None = None
         self.file, self.start, self.stop = "", 0, 0
         self.cached: tuple[str, int, int] = "", 0, 0
 
@@ -315,9 +306,7 @@ class PastCache:
         with contextlib.suppress(OSError):
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
-    def read(
-        self, file: str, descriptor: int, offset: int, target: np.ndarray[Any, Any], end: int
-    ) -> int:
+    def read(self, file: str, descriptor: int, offset: int, target: Array, end: int) -> int:
         """Reads some bytes into ``target``; gives how many: 0 at the file's end, or if they must be read through the cache. This
         thread reads on up to ``end``. Windows go by the file's name, since another file may get the descriptor's number later.
         """
@@ -347,9 +336,7 @@ class PastCache:
         return True
 
     def _fill(self, file: str, descriptor: int, offset: int, end: int) -> None:
-        """Reads what comes next into this thread's window. On an error (no direct reads, larger sectors, no memory) it has
-        nothing; a read through the cache follows, and may fail, too.
-        """
+        """Reads what comes next into this thread's window; that is empty after an error (no direct reads, larger sectors)."""
         window = self._window
         window.file = ""
         start = offset - offset % _ALIGNMENT
@@ -371,9 +358,8 @@ class PastCache:
 def _is_resident(descriptor: int, offset: int) -> bool:
     """Whether a page of a file of this user is in the page cache; the system is not asked to read it."""
     try:
-        page = mmap.mmap(
-            descriptor, 1, prot=mmap.PROT_READ, offset=offset - offset % mmap.ALLOCATIONGRANULARITY
-        )
+        start = offset - offset % mmap.ALLOCATIONGRANULARITY
+        page = mmap.mmap(descriptor, 1, prot=mmap.PROT_READ, offset=start)
         found, mincore = ctypes.c_ubyte(), ctypes.CDLL(None).mincore
         mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
         if mincore(np.frombuffer(page, np.uint8).ctypes.data, 1, ctypes.byref(found)) == 0:

@@ -39,11 +39,8 @@ _SYSTEM_ERROR = re.compile(r"os_error_code='(\d+)'")
 _CURL_ERROR = re.compile(r"curl_code='\d+'")
 _HTTP_STATUS = re.compile(r"http_response_code='(\d+)'")
 _CODE = re.compile(r"(?:^|: )([A-Z_]{5,}): ")
-_NO_ACCESS = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED"})
-_NO_ANSWER = frozenset({"ABORTED", "UNAVAILABLE", "RESOURCE_EXHAUSTED"})
 _BAD_CREDENTIALS = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")
 """What S3 answers with status 400, as if the request were malformed."""
-_NO_PROFILE = "Failed to create credentials provider"
 _OF_THE_DATA = frozenset({0, 304, 404, 412, 416})
 """HTTP statuses that say something of the object, or none: every other one is the store's refusal."""
 
@@ -59,16 +56,17 @@ def refusal(error: BaseException, doing: str) -> OSError | None:
     status = int(found[1]) if found else 0
     codes = set(_CODE.findall(text[: found.start() if found else None]))
     expired = status == 400 and any(f"<Code>{code}</Code>" in text for code in _BAD_CREDENTIALS)
-    expired = expired or _NO_PROFILE in text
+    expired = expired or "Failed to create credentials provider" in text
     no_answer = not status and _CURL_ERROR.search(text)  # such as a certificate that is not valid
-    if status in (401, 403) or codes & _NO_ACCESS or expired:
+    no_answer = no_answer or codes & {"ABORTED", "UNAVAILABLE", "RESOURCE_EXHAUSTED"}
+    if status in (401, 403) or codes & {"PERMISSION_DENIED", "UNAUTHENTICATED"} or expired:
         number = errno.EACCES
         what = "refused access: check that its credentials are there, not expired, and allow this"
     elif status == 404:  # an object that is missing is no failure of a request
         number, what = errno.ENOENT, "has no such bucket: make it first"
     elif "DEADLINE_EXCEEDED" in codes:
         number, what = errno.ETIMEDOUT, "did not answer in time"
-    elif no_answer or status == 429 or status >= 500 or codes & _NO_ANSWER:
+    elif no_answer or status == 429 or status >= 500:
         what = "did not answer as it should, and all retries were used up: try again"
         return ConnectionError(errno.ECONNABORTED, f"{doing}: the store {what} ({error})")
     elif status not in _OF_THE_DATA:
@@ -84,7 +82,6 @@ def failure(error: BaseException, doing: str) -> Exception:
     return refusal(error, doing) or CheckpointError(f"{doing}: {error}")
 
 
-_UNKNOWN = "unspecified"
 _ABSENT = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG}
 )
@@ -103,28 +100,24 @@ def unreadable(
     return CheckpointCorrupt(f"{doing}: {error}", file=file, leaf=leaf)
 
 
-def answered(found: Any, doing: str) -> Any:
+def checked_answer(found: Any, doing: str) -> Any:
     """What a read without conditions gave. OSError if a policy refused it with a status for unmet conditions (304, 412),
     which TensorStore gives back as a value of an unknown state.
     """
-    if found.state == _UNKNOWN:
-        raise refused_oddly(doing)
+    if found.state == "unspecified":
+        raise unmet_condition(doing)
     return found
 
 
-def refused_oddly(doing: str) -> OSError:
+def unmet_condition(doing: str) -> OSError:
     """The error for a request that had no condition, and was answered that its condition is not met."""
-    return OSError(
-        errno.EPROTO,
-        f"{doing}: the store refused the request (412, or 304): check what policies the bucket and the organization "
-        "have",
-    )
+    advice = "check what policies the bucket and the organization have"
+    text = f"{doing}: the store refused the request (412, or 304): {advice}"
+    return OSError(errno.EPROTO, text)
 
 
-def settled(future: Any, doing: str, timeout_secs: float | None = None) -> Any:
-    """The value of a TensorStore future; blocks until it is done. After ``timeout_secs`` (None: no limit) the request is given
-    up with TimeoutError, but the store may still carry it out.
-    """
+def result_of(future: Any, doing: str, timeout_secs: float | None = None) -> Any:
+    """The value of a TensorStore future. After ``timeout_secs`` TimeoutError; the store may still carry the request out."""
     try:
         error = future.exception(timeout=timeout_secs)
     except TimeoutError:
@@ -141,8 +134,7 @@ def settled(future: Any, doing: str, timeout_secs: float | None = None) -> Any:
 
 
 _CACHE_BYTES = 100_000_000
-INDEX_FILE = "manifest.ocdbt"
-"""The file of a database that leads to all others."""
+INDEX_FILE = "manifest.ocdbt"  # the file of a database that leads to all others
 _RETRIES = {"max_retries": 12, "initial_delay": "500ms", "max_delay": "8s"}
 """About a minute in all; by default it would be a quarter of an hour."""
 _STALLS = {
@@ -151,8 +143,7 @@ _STALLS = {
 }
 """A connection on which nothing moves for a minute is given up, and the request repeated; TensorStore, which reads these at
 its first request, would wait for ever."""
-_IO_THREADS = min(16, max(4, os.cpu_count() or 1))
-"""More threads than cores read no faster, and would slow the training step down."""
+_IO_THREADS = min(16, max(4, os.cpu_count() or 1))  # more would slow the training step down
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,9 +212,7 @@ def _process_wide() -> Any:
 
 
 def new_context() -> StoreContext:
-    """A new TensorStore context for all arrays of one load; ForkedProcess in a forked child. The next load needs another: the
-    cache may have data of a directory that was replaced meanwhile.
-    """
+    """A new TensorStore context for one load; the next needs another, as the cache may hold a directory that was replaced."""
     HOME.is_used = True
     if os.getpid() != HOME.pid:
         raise forked()
@@ -237,10 +226,8 @@ def new_context() -> StoreContext:
 
 
 _COUNTS = "/tensorstore/http/response_codes"
-_REPEATED = ("408", "429")
-"""Answers after which TensorStore asks again by itself, as after those from 500 on."""
-_LISTINGS = 12
-"""How often Google's store is asked for a listing, if other requests of the process are refused meanwhile."""
+_REPEATED = ("408", "429")  # answers after which TensorStore asks again, as after those from 500 on
+_LISTINGS = 12  # tries of a listing in Google's store while other requests are refused
 
 
 class KeyValues:
@@ -293,7 +280,7 @@ class KeyValues:
                 time.sleep(min(0.01 * 2**tried, 0.3))
             before, found, failed = _refused(), list[bytes](), None
             try:
-                found = settled(self._store.list(keys), doing, self._timeout_secs)
+                found = result_of(self._store.list(keys), doing, self._timeout_secs)
             except CheckpointError as error:
                 failed = error
             refused = _refused() - before
@@ -302,7 +289,7 @@ class KeyValues:
                     raise failed
                 return [key.decode(errors="surrogateescape") for key in found]
         answer = ValueError(f"it was answered with [http_response_code='{min(refused)}']")
-        raise (refusal(answer, doing) or refused_oddly(doing)) from failed
+        raise (refusal(answer, doing) or unmet_condition(doing)) from failed
 
     def delete(self, keys: Iterable[str]) -> None:
         # delete_range would list, and tell of a refusal no more than that does
@@ -315,7 +302,7 @@ class KeyValues:
         for key, future in writing:
             try:
                 if not self._done(f"{doing} {key}", future).generation:
-                    raise refused_oddly(f"{self._path}: cannot {doing} {key}")
+                    raise unmet_condition(f"{self._path}: cannot {doing} {key}")
             except Exception as error:
                 first = first or error
         if first is not None:
@@ -323,7 +310,8 @@ class KeyValues:
 
     def _found(self, key: str, future: Any) -> tuple[bytes | None, Any]:
         """The value, or None, and the version that a read without conditions gave."""
-        found = answered(self._done(f"read {key}", future), f"{self._path}: cannot read {key}")
+        found = self._done(f"read {key}", future)
+        checked_answer(found, f"{self._path}: cannot read {key}")
         self._expect("404", found.state == "missing")
         return (bytes(found.value) if found.state == "value" else None), found.stamp.generation
 
@@ -335,7 +323,7 @@ class KeyValues:
 
     def _done(self, doing: str, future: Any) -> Any:
         """The result of a request, once it is there."""
-        return settled(future, f"{self._path}: cannot {doing}", self._timeout_secs)
+        return result_of(future, f"{self._path}: cannot {doing}", self._timeout_secs)
 
 
 _expected = Counter[str]()
@@ -344,9 +332,7 @@ _expecting = threading.Lock()
 
 
 def _refused() -> Counter[str]:
-    """How often stores have refused a request of this process, by HTTP status; without what TensorStore repeats and
-    what ``KeyValues`` expect, such as the 404 of a poll for a missing key.
-    """
+    """How often stores have refused this process, by HTTP status; without repetitions, and answers that were expected."""
     with _expecting:
         counts = Counter({status: -count for status, count in _expected.items()})
     for metric in ts.experimental_collect_matching_metrics(_COUNTS):
@@ -367,7 +353,7 @@ def range_of(store: Any, key: str, future: Any, start: int, stop: int) -> bytes 
         if not isinstance(error, ValueError) or "OUT_OF_RANGE" not in str(error):
             raise error
         future, part = store.read(key), slice(start, stop)
-    found = answered(future.result(), f"cannot read {key}")
+    found = checked_answer(future.result(), f"cannot read {key}")
     return found.value[part] if found.state == "value" else None
 
 

@@ -20,27 +20,24 @@ from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.checksums import bytes_of, checksum_chunk, crc_of, whole_chunk
 from ckpt_core._format.record import FileRecord
 from ckpt_core._layout.chunks import BLOCK_BYTES, INLINE_BYTES, blocks, chunk_key, keyed_parts
-from ckpt_core._layout.regions import Region, region_slices
+from ckpt_core._layout.regions import Region, Shape, region_slices
 from ckpt_core._options import KIB, MIB, codec_parts
 from ckpt_core._storage.arrays import BLOSC_HEADER_BYTES, refuse_blosc, refuse_without_memory
 from ckpt_core._storage.encode import Rows
-from ckpt_core._storage.location import settled, ts, unreadable
+from ckpt_core._storage.location import result_of, ts, unreadable
 from ckpt_core._tree.leaves import LeafSpec, dtype_from_name
 
 _WATCH_SECS = 0.1
-_COPIED_BYTES = 16 * KIB
-"""Copying arrays up to this size is faster than keeping and freeing thousands of them."""
-_COPIED_FILE_BYTES = 16 * MIB
-"""Size of a data file of copied values."""
-_ALIGNMENT_BYTES = 64
-"""Values in data files begin at a multiple of it, so that they can be mapped."""
+_COPIED_BYTES = 16 * KIB  # copying arrays up to this size is faster than keeping thousands of them
+_COPIED_FILE_BYTES = 16 * MIB  # size of a data file of copied values
+_ALIGNMENT_BYTES = 64  # values in data files begin at a multiple of it, so that they can be mapped
 _PADDING = bytes(_ALIGNMENT_BYTES)
-_DESCRIBED_BYTES = 64 * KIB
-"""By so much a data file may be larger than wanted, for what describes its arrays."""
+_DESCRIBED_BYTES = 64 * KIB  # a data file may be so much larger, for what describes its arrays
 
-Piece = tuple[Region, np.ndarray[Any, Any]]
-Place = tuple[str, int, int]
-"""Path of a data file, offset and size of a value in it."""
+_FILL_VALUES = {"bool": False, "complex64": [0.0, 0.0], "complex128": [0.0, 0.0]}
+Array = np.ndarray[Any, Any]
+Piece = tuple[Region, Array]
+Place = tuple[str, int, int]  # path of a data file, offset and size of a value in it
 
 
 @dataclass(slots=True)
@@ -49,20 +46,28 @@ class ArrayToWrite:
 
     name: str  # in the database
     spec: LeafSpec
-    chunk: tuple[int, ...]
+    chunk: Shape
     pieces: tuple[Piece, ...]  # regions and values; no list, for the garbage collector's sake
     size_bytes: int  # of the pieces
     codec: str | None = None
     source: Any = None  # weak reference to the ``jax.Array`` that the values were copied from
 
 
+_Description = tuple[bytes, str | None]
+"""``zarr.json`` of an array, and the key of its chunk if it has only one, else None."""
+
+
 class _Chunk(NamedTuple):
     """A chunk that waits to be written."""
 
     key: str
-    values: np.ndarray[Any, Any]  # a view, of any order
+    values: Array  # a view, of any order
     in_chunk: Region
     array: ArrayToWrite
+
+
+_Content = tuple[int, bytes | _Chunk, bool]
+"""Position of a value, its content, and whether that is a chunk, whose checksums cover it."""
 
 
 @dataclass(slots=True)
@@ -70,8 +75,7 @@ class _Batch:
     """What the next data file of a kind will hold."""
 
     limit_bytes: int
-    # position of each value, its content, and whether that is a chunk, whose checksums cover it
-    contents: list[tuple[int, bytes | _Chunk, bool]] = field(default_factory=list[Any])
+    contents: list[_Content] = field(default_factory=list[Any])
     size_bytes: int = 0
     holds_chunks: bool = False  # else only what describes arrays
 
@@ -92,11 +96,8 @@ class ArrayWriter:
         file_bytes: int,
         max_host_bytes: int,
     ) -> None:
-        self._write = write
-        self._workers = workers
-        self._prefix = prefix
-        self._first = first
-        self._limit_bytes = max_host_bytes
+        self._write, self._workers = write, workers
+        self._prefix, self._first, self._limit_bytes = prefix, first, max_host_bytes
         self._described: dict[bytes, int] = {}  # zarr.json -> position of the value
         self._copies = _Batch(min(file_bytes, _COPIED_FILE_BYTES))
         self._views = _Batch(file_bytes + _DESCRIBED_BYTES)
@@ -110,7 +111,7 @@ class ArrayWriter:
 
     def put(self, arrays: Iterable[ArrayToWrite], copied_bytes: int = _COPIED_BYTES) -> None:
         """Begins to write arrays; values must stand still until ``settle``, but for arrays of at most ``copied_bytes``."""
-        known: dict[Any, tuple[bytes, str | None]] = {}
+        known: dict[Any, _Description] = {}
         keys, which, checksums = self.rows.keys, self.rows.which, self.checksums
         for array in arrays:
             if self._copied_bytes > self._limit_bytes:
@@ -118,7 +119,7 @@ class ArrayWriter:
             spec, chunk, codec, size_bytes = array.spec, array.chunk, array.codec, array.size_bytes
             layout = known.get((id(spec), chunk, codec))  # hashes faster than the spec
             if layout is None:
-                layout = layout_of(spec.stored_dtype, spec.stored_shape, chunk, codec)
+                layout = _described(spec.stored_dtype, spec.stored_shape, chunk, codec)
                 known[id(spec), chunk, codec] = layout
             metadata, only_key = layout
             small = size_bytes <= copied_bytes
@@ -223,9 +224,7 @@ class ArrayWriter:
             batch.contents, batch.size_bytes, batch.holds_chunks = [], 0, False
             self._jobs.append(self._workers.submit(job))
 
-    def _write_file(
-        self, number: int, contents: Sequence[tuple[int, bytes | _Chunk, bool]]
-    ) -> None:
+    def _write_file(self, number: int, contents: Sequence[_Content]) -> None:
         """Job: writes a data file. Its digest is of what no block checksum covers: of all, if chunks are compressed."""
         compressed = any(isinstance(one, _Chunk) and one.array.codec for _, one, _ in contents)
         crc = size_bytes = 0
@@ -268,19 +267,17 @@ class ArrayWriter:
         self.checksums[chunk.key] = tuple(crcs)
 
 
-def _encoded(values: np.ndarray[Any, Any], key: str, dtype: str, codec: str) -> bytes:
+def _encoded(values: Array, key: str, dtype: str, codec: str) -> bytes:
     """A compressed chunk, as TensorStore reads it."""
     name, _, level = codec_parts(codec)
     if name == "zstd":
         return zstandard.ZstdCompressor(level).compress(bytes_of(values).data)
     array = _in_memory(dtype, values.shape, codec)
-    settled(array.write(values), f"{key}: cannot compress with {codec}")
+    result_of(array.write(values), f"{key}: cannot compress with {codec}")
     return array.kvstore[chunk_key((0,) * values.ndim)]
 
 
-def decode_chunk(
-    data: memoryview, name: str, dtype: str, codec: str, out: np.ndarray[Any, Any]
-) -> None:
+def decode_chunk(data: memoryview, name: str, dtype: str, codec: str, out: Array) -> None:
     """Decodes a compressed chunk of an array into ``out``, which is contiguous; CheckpointCorrupt if it does not fill that."""
     refuse_without_memory(name, out.nbytes)
     if codec_parts(codec)[0] == "zstd":
@@ -302,7 +299,7 @@ def decode_chunk(
         raise unreadable(error, "a chunk cannot be decoded", leaf=name) from error
 
 
-def _in_memory(dtype: str, chunk: tuple[int, ...], codec: str) -> Any:
+def _in_memory(dtype: str, chunk: Shape, codec: str) -> Any:
     """An array of TensorStore with one chunk, by which that is encoded or decoded."""
     spec = {
         "driver": "zarr3",
@@ -314,17 +311,12 @@ def _in_memory(dtype: str, chunk: tuple[int, ...], codec: str) -> Any:
 
 
 @functools.lru_cache(4096)
-def layout_of(
-    dtype: str, shape: tuple[int, ...], chunk: tuple[int, ...], codec: str | None
-) -> tuple[bytes, str | None]:
-    """``zarr.json`` of an array, and the key of its chunk if it has only one, else None."""
+def _described(dtype: str, shape: Shape, chunk: Shape, codec: str | None) -> _Description:
     metadata = json.dumps(zarr_metadata(dtype, shape, chunk, codec)).encode()
     return metadata, chunk_key((0,) * len(shape)) if chunk == shape else None
 
 
-def zarr_metadata(
-    dtype: str, shape: Sequence[int], chunk: Sequence[int], codec: str | None
-) -> dict[str, Any]:
+def zarr_metadata(dtype: str, shape: Shape, chunk: Shape, codec: str | None) -> dict[str, Any]:
     """``zarr.json`` of an array (zarr-specs, core v3)."""
     itemsize = dtype_from_name(dtype).itemsize
     codecs: list[dict[str, Any]] = [{"name": "bytes"}]
@@ -340,7 +332,7 @@ def zarr_metadata(
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunk)}},
         "chunk_key_encoding": {"name": "default"},
         "codecs": codecs,
-        "fill_value": _fill_value(dtype),
+        "fill_value": _FILL_VALUES.get(dtype, 0 if dtype.startswith(("int", "uint")) else 0.0),
     }
 
 
@@ -357,11 +349,3 @@ def _compressor(codec: str, itemsize: int) -> dict[str, Any]:
         "blocksize": 0,
     }
     return {"name": "blosc", "configuration": configuration}
-
-
-def _fill_value(dtype: str) -> Any:
-    if dtype == "bool":
-        return False
-    if dtype.startswith("complex"):
-        return [0.0, 0.0]
-    return 0 if dtype.startswith(("int", "uint")) else 0.0

@@ -1,6 +1,6 @@
 """Flattens pytrees into paths, leaves and a structure, and rebuilds them."""
 
-from ckpt_core._tree.build import TRUSTED_ROOTS, unflatten
+from ckpt_core._tree.build import unflatten
 from ckpt_core._tree.flatten import (
     LEAF,
     MAX_DEPTH,
@@ -11,7 +11,6 @@ from ckpt_core._tree.flatten import (
     Node,
     Path,
     WithConstants,
-    any_node,
     array_name,
     code_and_constants,
     flatten,

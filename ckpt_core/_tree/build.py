@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import sys
 import warnings
@@ -10,8 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ckpt_core._tree.code import type_name
-from ckpt_core._tree.fields import filled
-from ckpt_core._tree.flatten import DEFAULTDICT, Node
+from ckpt_core._tree.flatten import DEFAULTDICT, Node, filled
 from ckpt_core._tree.static import NotPlain, static_fields
 
 
@@ -84,8 +84,7 @@ def _stand_in(node: Node) -> Any:
     return make(name if name.isidentifier() else "Saved", fields, rename=True)
 
 
-TRUSTED_ROOTS = frozenset({"optax", "flax", "chex", "jax"})
-"""Packages that may be imported to find a saved class among their public names."""
+TRUSTED_ROOTS = frozenset({"optax", "flax", "chex", "jax"})  # imported to find saved classes
 
 
 def _importable_type(node: Node) -> Callable[[list[Any]], Any] | None:
@@ -123,17 +122,11 @@ def _are_fields_of(cls: type, kind: str, fields: list[str]) -> bool:
     return known == fields or (kind == "custom" and sorted(known) == sorted(fields))
 
 
-def _candidate_modules(module_name: str) -> Iterator[Any]:
-    root = module_name.partition(".")[0]
-    if root in TRUSTED_ROOTS and root not in sys.modules:
-        try:
-            __import__(root)
-        except ImportError:
-            return
-    if module_name in sys.modules:
-        yield sys.modules[module_name]
+def _candidate_modules(module_name: str) -> list[Any]:
+    names, root = [module_name], module_name.partition(".")[0]
     if root in TRUSTED_ROOTS:
-        # A class may have moved to another private module since; its public name still exists.
-        for public in (root, f"{root}.contrib", f"{root}.schedules"):
-            if public in sys.modules:
-                yield sys.modules[public]
+        with contextlib.suppress(ImportError):
+            __import__(root)
+        # a class may have moved to another private module since; its public name still exists
+        names += [root, f"{root}.contrib", f"{root}.schedules"]
+    return [sys.modules[name] for name in names if name in sys.modules]

@@ -17,12 +17,9 @@ from ckpt_core._errors import UnsupportedLeaf
 from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core.arguments import with_article
 
-_DEEPEST = 32
-"""Maximum depth of nested wrappers that are named."""
-_INNER = ("__wrapped__", "fun", "fn", "_fun", "func")
-"""Attributes in which wrapper objects store the wrapped function."""
-_BARE_BYTES = type("_Empty", (), {}).__basicsize__
-"""Size of an instance without C fields."""
+_DEEPEST = 32  # maximum depth of nested wrappers that are named
+_INNER = ("__wrapped__", "fun", "fn", "_fun", "func")  # attributes that hold a wrapped function
+_BARE_BYTES = type("_Empty", (), {}).__basicsize__  # size of an instance without C fields
 
 
 def function_name(value: Any, depth: int = _DEEPEST) -> str | None:
@@ -70,10 +67,8 @@ def code_name(value: Any) -> str | None:
 
 def wrapped_name(value: Any) -> str | None:
     """The name of the function that a registered container such as jax's ``Partial`` wraps."""
-    is_one = isinstance(value, functools.partial) or isinstance(
-        getattr(value, "__qualname__", None), str
-    )
-    return function_name(value) if is_one else None
+    named = isinstance(getattr(value, "__qualname__", None), str)
+    return function_name(value) if named or isinstance(value, functools.partial) else None
 
 
 def advice_for(value: Any) -> str:
@@ -121,8 +116,8 @@ def same_function(one: str, other: str) -> bool:
     parentheses, and after `` of `` the function that a wrapper transforms.
     """
     (package, name), (other_package, other_name) = _parts(one), _parts(other)
-    alike = package == other_package or "__main__" in (package, other_package)
-    return name == other_name and alike
+    same_package = package == other_package or "__main__" in (package, other_package)
+    return name == other_name and same_package
 
 
 def _parts(name: str) -> tuple[str, str]:

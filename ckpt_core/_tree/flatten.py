@@ -11,32 +11,24 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import inspect
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ckpt_core._lazy import jax
-from ckpt_core._tree.code import code_name, refused, type_name
-from ckpt_core._tree.fields import (
-    dataclass_maker,
-    refuse_contents,
-    refuse_more_than_fields,
-    refuse_unset,
-)
+from ckpt_core._tree.code import code_name, refused, type_name, unsupported
 from ckpt_core._tree.static import is_lost, static_text
-from ckpt_core.arguments import an
+from ckpt_core._words import some
+from ckpt_core.arguments import an, with_article
 
-Key = str | int | tuple[Any, ...]
-"""One level of a path; tuples (of text, ints and tuples) are keys of dictionaries."""
-Path = tuple[Key, ...]
-"""Path of a leaf: one entry per level."""
+Key = str | int | tuple[Any, ...]  # one level of a path; tuples are keys of dictionaries
+Path = tuple[Key, ...]  # path of a leaf: one entry per level
 
-MAX_DEPTH = 300
-"""Maximum nesting of a tree; also bounds the recursion over a malicious record."""
+MAX_DEPTH = 300  # maximum nesting of a tree; also bounds the recursion over a malicious record
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,7 +43,7 @@ class Node:
     # ``module:qualname`` of a class or function; of a leaf or expanded node, the key of ``Below``.
     type_name: str = ""
     # Rebuilds the container from its children; None if the node was read from disk.
-    make: Callable[[list[Any]], Any] | None = field(default=None, compare=False)
+    make: Callable[[list[Any]], Any] | None = dataclasses.field(default=None, compare=False)
     # Static fields of a ``custom`` node, numbers in a live object: JSON (``static_text``).
     static: str = ""
 
@@ -199,16 +191,16 @@ class _Walk:
             return NONE
         if cls is Below:
             node = self.visit(value.value, path)
-            return (
-                leaf_below(value.key) if node is LEAF else Node("expanded", (), (node,), value.key)
-            )
+            if node is LEAF:
+                return leaf_below(value.key)
+            return Node("expanded", (), (node,), value.key)
         if cls is WithConstants:
             node = self.visit(value.state, path)
             if node.kind != "dict":
                 return node
             numbers = value.constants.items()
-            told = {name: ["float", x.hex()] if type(x) is float else x for name, x in numbers}
-            return dataclasses.replace(node, static=json.dumps({"constants": told}))
+            plain = {name: ["float", x.hex()] if type(x) is float else x for name, x in numbers}
+            return dataclasses.replace(node, static=json.dumps({"constants": plain}))
         if len(path) > MAX_DEPTH:
             where = f"{format_path(path)[:200]}..."
             raise refused(value, where, f"nested more than {MAX_DEPTH} levels deep")
@@ -249,7 +241,7 @@ class _Walk:
             factory = value.default_factory
             module, made = (getattr(factory, part, "?") for part in ("__module__", "__qualname__"))
             name = DEFAULTDICT + ("None" if factory is None else f"{module}:{made}")
-        return self._container(kind, keys, value.values(), path, type_name=name, make=make)
+        return self._container(kind, keys, value.values(), path, name, make)
 
     def _container(
         self,
@@ -257,7 +249,6 @@ class _Walk:
         keys: Iterable[Key],
         values: Iterable[Any],
         path: Path,
-        *,
         type_name: str = "",
         make: Callable[[list[Any]], Any] | None = None,
     ) -> Node:
@@ -288,19 +279,16 @@ class _Walk:
         if hasattr(cls, "__next__"):
             return self._leaf(value, path)  # an iterator; jax's flatten would warn about it
         if isinstance(value, tuple) and hasattr(cls, "_fields"):
-            make = (lambda new: cls._make(new)) if self._keep else None
+            make = cls._make if self._keep else None
             fields: tuple[str, ...] = cls._fields
             if self._saving and getattr(value, "__dict__", None):
-                refuse_more_than_fields(value, fields, format_path(path))
-            return self._container(
-                "namedtuple", fields, value, path, type_name=type_name(cls), make=make
-            )
+                _refuse_more_than_fields(value, fields, format_path(path))
+            return self._container("namedtuple", fields, value, path, type_name(cls), make)
         try:
-            keyed, treedef = jax.tree_util.tree_flatten_with_path(
-                value, is_leaf=lambda x: x is not value
-            )
+            flattened = jax.tree_util.tree_flatten_with_path
+            keyed, treedef = flattened(value, is_leaf=lambda one: one is not value)
         except (AttributeError, TypeError):  # jax's and Equinox's say no path
-            refuse_unset(value, format_path(path))
+            _refuse_unset(value, format_path(path))
             raise
         if not (len(keyed) == 1 and not keyed[0][0] and keyed[0][1] is value):
             return self._registered(value, path, keyed, treedef)
@@ -315,7 +303,8 @@ class _Walk:
 
     def _registered(self, value: Any, path: Path, keyed: list[Any], treedef: Any) -> Node:
         """The node of a registered pytree class; ``keyed`` are its children with jax's keys."""
-        is_static = not keyed and treedef.node_data()[1] is value
+        aux = treedef.node_data()[1]
+        is_static = not keyed and aux is value
         if is_static and self._saving and not self._modules and is_lost(value):
             raise refused(
                 value,
@@ -324,42 +313,31 @@ class _Walk:
                 "Leave it out: of flax.nnx.split(model) save the state, or save the model itself",
             )
         make = treedef.unflatten if self._keep else None
-        # A class with fields, as opposed to a registered mapping or sequence.
-        module = any(isinstance(key_path[0], _field_keys()) for key_path, _ in keyed)
+        kinds = {type(key_path[0]) for key_path, _ in keyed}
+        named, numbered = jax.tree_util.GetAttrKey, jax.tree_util.FlattenedIndexKey
+        # a class with fields, as opposed to a registered mapping or sequence
+        module = named in kinds or numbered in kinds
         self._modules += module
-        node = self._container(
-            "custom",
-            [_path_entry(key_path[0]) for key_path, _ in keyed],
-            [child for _, child in keyed],
-            path,
-            type_name=type_name(type(value)),
-            make=make,
-        )
+        keys = [_path_entry(key_path[0]) for key_path, _ in keyed]
+        children = [child for _, child in keyed]
+        node = self._container("custom", keys, children, path, type_name(type(value)), make)
         self._modules -= module
-        static = static_text(
-            value,
-            node.keys,
-            by_field=all(isinstance(key_path[0], _field_keys()[0]) for key_path, _ in keyed),
-            aux=treedef.node_data()[1],
-            names_function=not any_node(node, lambda below: below.kind == "code"),
-        )
+        by_field, code = kinds <= {named}, any_node(node, lambda below: below.kind == "code")
+        static = static_text(value, node.keys, by_field=by_field, aux=aux, names_function=not code)
         return dataclasses.replace(node, static=static) if static else node
 
     def _dataclass(self, value: Any, path: Path) -> Node:
-        names = [field.name for field in dataclasses.fields(value)]
-        refuse_contents(value, format_path(path))
-        refuse_unset(value, format_path(path))
+        where, names = format_path(path), [field.name for field in dataclasses.fields(value)]
+        _refuse_contents(value, where)
+        _refuse_unset(value, where)
         if self._saving:
-            refuse_more_than_fields(value, names, format_path(path))
-        make = dataclass_maker(value, names) if self._keep else None
-        return self._container(
-            "dataclass",
-            names,
-            [getattr(value, name) for name in names],
-            path,
-            type_name=type_name(type(value)),
-            make=make,
-        )
+            _refuse_more_than_fields(value, names, where)
+        cls, make = type(value), None
+        if self._keep:
+            beyond = dict(_beyond(value, names))
+            make = lambda new: filled(cls, {**dict(zip(names, new, strict=True)), **beyond})  # noqa: E731
+        values = [getattr(value, name) for name in names]
+        return self._container("dataclass", names, values, path, type_name(cls), make)
 
 
 def is_plain_tuple(key: Any) -> bool:
@@ -385,14 +363,68 @@ def _dict_maker(keys: Path, value: dict[Any, Any]) -> Callable[[list[Any]], Any]
     return make
 
 
+_WITH_CONTENTS = (
+    *(dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float, complex),
+    *(collections.deque, BaseException),
+)
+"""Classes whose objects hold something that is no attribute."""
+
+
+def _refuse_contents(value: Any, where: str) -> None:
+    """Raises UnsupportedLeaf for a dataclass that is also a dict, a list or the like."""
+    base = next((cls for cls in _WITH_CONTENTS if isinstance(value, cls)), None)
+    if base is not None:
+        raise unsupported(
+            value,
+            where,
+            f"it is a dataclass and {with_article(base.__name__)}, and only its fields would be saved. Register its class with "
+            f"jax.tree_util.register_pytree_node, or save a plain {base.__name__} or dataclass",
+        )
+
+
+def _refuse_unset(value: Any, where: str) -> None:
+    """Raises UnsupportedLeaf for a dataclass with a field that was never set."""
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    for name in (field.name for field in fields if not hasattr(value, field.name)):
+        why = f"its field {name!r} was never set: set it in __init__ or __post_init__, or give it a default"
+        raise unsupported(value, where, why)
+
+
+def _refuse_more_than_fields(value: Any, names: Sequence[str], where: str) -> None:
+    """Raises UnsupportedLeaf for a dataclass or NamedTuple that holds attributes beside its fields."""
+    if beyond := [name for name, _ in _beyond(value, names)]:
+        raise unsupported(
+            value,
+            where,
+            f"{some(beyond)} would be lost, which is set on it and no field. Declare it as a field; or as a "
+            "functools.cached_property, if it follows from the fields; or delete it before the save",
+        )
+
+
+def _beyond(value: Any, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Name and value of the attributes of an object that are no fields, nor computed from them."""
+    cls = type(value)
+    for name, found in getattr(value, "__dict__", {}).items():
+        special = name.startswith("__") and name.endswith("__")  # __orig_class__ of typing
+        cached = isinstance(inspect.getattr_static(cls, name, None), functools.cached_property)
+        if name not in names and not special and not cached:
+            yield name, found
+    for owner in cls.__mro__:
+        for name, member in vars(owner).items():
+            if inspect.ismemberdescriptor(member) and name not in names and hasattr(value, name):
+                yield name, getattr(value, name)
+
+
+def filled(cls: type, attributes: Mapping[str, Any]) -> Any:
+    """An object with these attributes, made without __init__, which may compute other values or raise."""
+    made = object.__new__(cls)
+    for name, value in attributes.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
 DEFAULTDICT = "collections:defaultdict of "
 """Prefix of the type name of a ``dict`` node that is a defaultdict; the factory's name follows."""
-
-
-@functools.cache
-def _field_keys() -> tuple[type, ...]:
-    """jax's key types for the children of a class with fields: with names, and without."""
-    return jax.tree_util.GetAttrKey, jax.tree_util.FlattenedIndexKey
 
 
 def _path_entry(key: Any) -> Key:

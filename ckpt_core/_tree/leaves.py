@@ -1,4 +1,6 @@
-"""The kinds of leaves, and the array or text (docs/format.md) as which each is stored: Zarr and Orbax lack some types."""
+"""The kinds of leaves, the array or text (docs/format.md) as which each is stored, since Zarr and Orbax lack some types, and
+what becomes of values in another dtype.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,8 @@ from ckpt_core._errors import UnsupportedLeaf
 from ckpt_core._lazy import jax
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.code import advice_for, unsupported
+
+Array = np.ndarray[Any, Any]
 
 TEXT_KINDS = frozenset({"str", "bigint", "generator", "random_state", "py_random"})
 """Kinds of leaves that are stored as text."""
@@ -40,8 +44,7 @@ STORED_DTYPES = frozenset(
 """Names of the dtypes that stored zarr arrays may have."""
 _BYTE_CARRIED = frozenset({"uint2", "uint4", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3"})
 _KEY_IMPLS = {"fry": "threefry2x32", "rbg": "rbg", "urbg": "unsafe_rbg"}
-KEY_WORDS = {"threefry2x32": 2, "rbg": 4, "unsafe_rbg": 4}
-"""Size of one key of each PRNG implementation, in uint32 words."""
+KEY_WORDS = {"threefry2x32": 2, "rbg": 4, "unsafe_rbg": 4}  # uint32 words of a key
 
 
 @dataclass(frozen=True)
@@ -159,9 +162,8 @@ def describe(leaf: Any, path: Path) -> LeafSpec:
 
 def _describe_jax(leaf: Any, path: Path) -> LeafSpec:
     if isinstance(leaf, jax.Array) and leaf.is_deleted():
-        raise _unsupported(
-            leaf, path, "its buffer was donated or deleted: save before the step that donates it"
-        )
+        advice = "its buffer was donated or deleted: save before the step that donates it"
+        raise _unsupported(leaf, path, advice)
     if getattr(getattr(leaf.sharding, "spec", None), "unreduced", None):
         advice = "each device holds a part of its sum: save jax.sharding.reshard(array, jax.sharding.PartitionSpec())"
         raise _unsupported(leaf, path, advice)
@@ -230,15 +232,14 @@ def to_text(leaf: Any, spec: LeafSpec) -> str:
             bits = leaf.bit_generator
             seed = bits.seed_seq  # which ``spawn`` uses
             seeded = {"seed": seed.state} if isinstance(seed, np.random.SeedSequence) else {}
-            return json.dumps(_plain({"state": bits.state, **seeded}))
+            return json.dumps({"state": bits.state, **seeded}, default=_plain)
         case "random_state":
-            return json.dumps(_plain(leaf.get_state(legacy=False)))
+            return json.dumps(leaf.get_state(legacy=False), default=_plain)
         case _:
             return json.dumps(leaf.getstate())
 
 
-_MOST_SEED_WORDS = 2**24
-"""Maximum ``pool_size`` of a stored numpy SeedSequence, in uint32 words; numpy's default is 4."""
+_MOST_SEED_WORDS = 2**24  # most uint32 words of a SeedSequence's pool; numpy's default is 4
 
 
 def from_text(text: str, spec: LeafSpec) -> Any:
@@ -249,7 +250,7 @@ def from_text(text: str, spec: LeafSpec) -> Any:
         case "bigint":
             return int(text, 16)
         case "generator":
-            value = _unplain(json.loads(text))
+            value = json.loads(text, object_hook=_unplain)
             seed = value.get("seed")
             if seed and not seed["pool_size"] <= _MOST_SEED_WORDS:
                 raise ValueError(f"impossible pool of a seed, {seed['pool_size']} words")
@@ -257,7 +258,7 @@ def from_text(text: str, spec: LeafSpec) -> Any:
             bits.state = value["state"]
             return np.random.Generator(bits)
         case "random_state":
-            value = _unplain(json.loads(text))
+            value = json.loads(text, object_hook=_unplain)
             state = np.random.RandomState(_bit_generator(value["bit_generator"])())
             state.set_state(value)
             return state
@@ -276,22 +277,19 @@ def _bit_generator(name: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+    """What stands in JSON for an array or a number of numpy."""
     if isinstance(value, np.ndarray):
         return {"array": value.tolist(), "dtype": value.dtype.name}
-    return value.item() if isinstance(value, np.generic) else value
+    return value.item()
 
 
-def _unplain(value: Any) -> Any:
-    if isinstance(value, dict):
-        if value.keys() == {"array", "dtype"}:
-            return np.array(value["array"], dtype_from_name(value["dtype"]))
-        return {key: _unplain(item) for key, item in value.items()}
+def _unplain(value: dict[str, Any]) -> Any:
+    if value.keys() == {"array", "dtype"}:
+        return np.array(value["array"], dtype_from_name(value["dtype"]))
     return value
 
 
-def to_host_array(leaf: Any, spec: LeafSpec) -> np.ndarray[Any, Any]:
+def to_host_array(leaf: Any, spec: LeafSpec) -> Array:
     """The array as which a host leaf is stored; a view of a numpy array if possible."""
     if type(leaf) is np.ndarray and leaf.dtype == spec.numpy_dtype:
         return leaf
@@ -300,20 +298,20 @@ def to_host_array(leaf: Any, spec: LeafSpec) -> np.ndarray[Any, Any]:
     return as_stored(np.asarray(leaf, dtype_from_name(spec.dtype)), spec)
 
 
-def as_stored(array: np.ndarray[Any, Any], spec: LeafSpec) -> np.ndarray[Any, Any]:
+def as_stored(array: Array, spec: LeafSpec) -> Array:
     """A view of the array with the dtype that is stored."""
     stored = dtype_from_name(spec.stored_dtype)
     return array if array.dtype == stored else array.view(stored)
 
 
-def as_logical(array: np.ndarray[Any, Any], spec: LeafSpec) -> np.ndarray[Any, Any]:
+def as_logical(array: Array, spec: LeafSpec) -> Array:
     """A view of the stored array with the leaf's own dtype; key data stays uint32."""
     if spec.kind == "key" or spec.stored_dtype == spec.dtype:
         return array
     return array.view(dtype_from_name(spec.dtype))
 
 
-def from_host_array(array: np.ndarray[Any, Any], spec: LeafSpec) -> Any:
+def from_host_array(array: Array, spec: LeafSpec) -> Any:
     """The leaf of a host kind (numpy, scalar, bytes); the inverse of ``to_host_array``."""
     match spec.kind:
         case "bytes":
@@ -325,3 +323,74 @@ def from_host_array(array: np.ndarray[Any, Any], spec: LeafSpec) -> Any:
         case _:
             array = as_logical(array, spec)
             return array.astype(array.dtype.newbyteorder(">")) if spec.detail == ">" else array
+
+
+def converted(
+    array: Array, dtype: np.dtype[Any], *, rounds: bool = True, overflows: bool = True
+) -> tuple[Array, Array]:
+    """The array in another dtype, and those of its values that are lost. Between floats numbers round, and beyond the largest
+    they become infinite, as in ``astype``; a fraction is cut off on the way to an integer. Lost are integers that the wanted
+    dtype does not hold, and NaN and what is too large where integers are wanted. With ``rounds=False`` a float that changes its
+    value is lost, too; with ``overflows=False`` a finite one that becomes infinite. A complex array needs a complex dtype.
+    """
+    if array.dtype == dtype:
+        return array, array.reshape(-1)[:0]
+    from_, to = family(array.dtype.name), family(dtype.name)
+    exact = array
+    if from_ == "i" and array.dtype.kind not in "iu":  # of 2 or 4 bits
+        exact = array.astype(np.int8)
+    elif not np.can_cast(array.dtype, dtype, "unsafe"):  # as between some floats of 8 bits
+        exact = array.astype(np.float32)
+    with np.errstate(all="ignore"):
+        if from_ == "f" and to == "i" and dtype.kind not in "iu":
+            # in steps that every dtype of ml_dtypes has
+            made = exact.astype(np.float32).astype(np.int32).astype(dtype)
+        else:
+            made = exact.astype(dtype)
+        lost: Any = False
+        if from_ == "i" and to in "ib":
+            least, most = (0, 1) if to == "b" else _bounds(dtype)
+            lost = (exact < least) | (exact > most) if _reaches(exact, least, most) else False
+        elif from_ == "i":
+            lost = _rounded(exact, made, dtype)
+        elif from_ == "f" and to == "i":
+            least, most = _bounds(dtype)
+            whole = np.trunc(exact.astype(np.float64))
+            # both limits are exact in a float64
+            lost = ~((whole >= float(least)) & (whole < float(most + 1)))
+        elif to in "fc":
+            if not rounds:
+                lost = (made.astype(array.dtype) != array) & ~np.isnan(array)
+            elif not overflows:
+                lost = np.isfinite(array) & ~np.isfinite(made)
+    return made, array[lost] if np.any(lost) else array.reshape(-1)[:0]
+
+
+def family(name: str) -> str:
+    """``b``, ``i``, ``f`` or ``c``, by the name of a dtype: numpy does not know all of them."""
+    if name.startswith(("int", "uint")):
+        return "i"
+    return "f" if name.startswith("bfloat") else name[:1]
+
+
+def _bounds(dtype: np.dtype[Any]) -> tuple[int, int]:
+    limits = ml_dtypes.iinfo(dtype)
+    return int(limits.min), int(limits.max)
+
+
+def _reaches(array: Array, least: int, most: int) -> bool:
+    """Whether an integer is beyond these limits; finds out without a mask as large as the array."""
+    return bool(array.size) and (int(array.min()) < least or int(array.max()) > most)
+
+
+def _rounded(integers: Array, made: Array, dtype: np.dtype[Any]) -> Any:
+    """Which integers have another value as floats of a dtype."""
+    part = made.real if family(dtype.name) == "c" else made
+    digits = int(ml_dtypes.finfo(part.dtype).nmant) + 1
+    if not _reaches(integers, -(2**digits), 2**digits) and part.dtype.itemsize > 1:
+        return False
+    # A float of p digits is an odd number of at most p digits, times a power of 2. Comparing as floats alone
+    # would compare two rounded numbers.
+    size = np.where(integers < 0, -integers.astype(np.uint64), integers.astype(np.uint64))
+    odd = size // np.maximum(size & (~size + np.uint64(1)), np.uint64(1))
+    return (odd >= 2**digits) | (part.astype(np.float64) != integers.astype(np.float64))

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from ckpt_core._errors import CheckpointCorrupt, Mismatch
 from ckpt_core._tree import Path, format_path
-from ckpt_core._tree.casts import family
-from ckpt_core._tree.leaves import PYTHON_NUMBERS, LeafSpec
+from ckpt_core._tree.leaves import PYTHON_NUMBERS, LeafSpec, family
 from ckpt_core._tree.patterns import Select
 from ckpt_core.arguments import nearest
 
@@ -62,14 +61,12 @@ def match(
     for position, (key, (path, _)) in enumerate(zip(saved_keys, saved, strict=True)):
         if by_key.setdefault(key, position) != position:
             if not loose:
-                raise CheckpointCorrupt(
-                    f"two leaves have the path {format_path(path)!r}: the checkpoint is damaged",
-                    leaf=format_path(path),
-                )
+                text = format_path(path)
+                what = f"two leaves have the path {text!r}: the checkpoint is damaged"
+                raise CheckpointCorrupt(what, leaf=text)
             both = f"{format_path(saved[by_key[key]][0])!r} and {format_path(path)!r}"
-            raise ValueError(
-                f"rename= gives {both} the same path {format_path(renamed_path(path, rules.rename))!r}"
-            )
+            same = format_path(renamed_path(path, rules.rename))
+            raise ValueError(f"rename= gives {both} the same path {same!r}")
     used: set[int] = set()
     for key, (path, spec) in zip(wanted_keys, wanted, strict=True):
         position = by_key.get(key)
@@ -83,20 +80,25 @@ def match(
             result.missing.append(format_path(path))
             if rules.missing == "error":
                 text = "something" if spec is None else str(spec)
-                missing = Mismatch(format_path(path), "missing", None, text, None, item)
-                result.mismatches.append(missing)
+                lacking = Mismatch(result.missing[-1], "missing", None, text, None, item)
+                result.mismatches.append(lacking)
             continue
         used.add(position)
-        if spec is not None and spec != saved[position][1]:
-            _compare(format_path(path), saved[position][1], spec, rules, result, item)
+        was = saved[position][1]
+        if spec is not None and spec != was:
+            text, kinds = format_path(path), _differing(was, spec)
+            if "dtype" in kinds and rules.cast and _is_castable(was, spec):
+                kinds.remove("dtype")
+                result.cast.append(text)
+            for kind in kinds:
+                result.mismatches.append(Mismatch(text, kind, str(was), str(spec), None, item))
     for position, (path, spec) in enumerate(saved):
         if position in used or (selected is not None and not selected(path, spec)):
             continue
         result.unexpected.append(format_path(path))
         if rules.unexpected == "error":
-            result.mismatches.append(
-                Mismatch(format_path(path), "unexpected", str(spec), None, None, item)
-            )
+            beyond = Mismatch(result.unexpected[-1], "unexpected", str(spec), None, None, item)
+            result.mismatches.append(beyond)
     if result.mismatches:
         result.mismatches = _with_nearest(result.mismatches)
     return result
@@ -129,37 +131,24 @@ _NUMBERS = PYTHON_NUMBERS | {"jax", "numpy", "numpy_scalar"}
 """Kinds of leaves that fit each other; of any other kind, a leaf fits a target of its own kind alone."""
 
 
-def _compare(
-    path: str, saved: LeafSpec, wanted: LeafSpec, rules: MatchRules, result: Match, item: str | None
-) -> None:
-    """Adds the mismatches of one pair of leaves to ``result``."""
+def _differing(saved: LeafSpec, wanted: LeafSpec) -> list[str]:
+    """In what a saved leaf does not fit the wanted one: ``kind``, ``shape``, ``dtype``."""
+    kinds, parts = {saved.kind, wanted.kind}, ["shape", "dtype"]
+    if kinds <= {"int", "bigint"}:
+        return []
+    if not kinds <= _NUMBERS:
+        if len(kinds) == 2:
+            return ["kind"]
+        parts = ["dtype", "shape"] if saved.kind == "key" else []
+    elif not kinds.isdisjoint(PYTHON_NUMBERS) and family(saved.dtype) == family(wanted.dtype):
+        parts = ["shape"]  # a Python number has no fixed width
+    return [part for part in parts if getattr(saved, part) != getattr(wanted, part)]
 
-    def differs(kind: str) -> None:
-        result.mismatches.append(Mismatch(path, kind, str(saved), str(wanted), None, item))
 
-    if {saved.kind, wanted.kind} <= {"int", "bigint"}:
-        return
-    if not {saved.kind, wanted.kind} <= _NUMBERS:
-        if saved.kind != wanted.kind:
-            differs("kind")
-        elif saved.kind == "key":
-            if saved.dtype != wanted.dtype:
-                differs("dtype")
-            if saved.shape != wanted.shape:
-                differs("shape")
-        return
-    if saved.shape != wanted.shape:
-        differs("shape")
-    if saved.dtype == wanted.dtype:
-        return
-    loose = saved.kind in PYTHON_NUMBERS or wanted.kind in PYTHON_NUMBERS
-    if loose and family(saved.dtype) == family(wanted.dtype):
-        return  # a Python number has no fixed width; assembling raises if the value does not fit
+def _is_castable(saved: LeafSpec, wanted: LeafSpec) -> bool:
+    """Whether one dtype may be converted to the other: no key's, and no imaginary part is dropped."""
     drops_imaginary = family(saved.dtype) == "c" != family(wanted.dtype)
-    if rules.cast and not drops_imaginary:
-        result.cast.append(path)
-    else:
-        differs("dtype")
+    return saved.kind != "key" and not drops_imaginary
 
 
 def _with_nearest(mismatches: list[Mismatch]) -> list[Mismatch]:
@@ -203,9 +192,7 @@ class Idle(NamedTuple):
 
 
 class Renames:
-    """The function of saved paths for ``rename=`` as a mapping, which replaces whole leading entries, the longest that matches.
-    ``sign`` stands between the entries of a path.
-    """
+    """``rename=`` as a function of saved paths: it replaces the longest leading entries that match; ``sign`` is between them."""
 
     def __init__(self, rename: Mapping[str, str], sign: str = "/") -> None:
         self.entries = dict(rename)

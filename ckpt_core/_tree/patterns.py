@@ -37,23 +37,17 @@ def selector(
     texts = [only] if isinstance(only, str) else list(only)
     if not all(isinstance(text, str) for text in texts):
         raise TypeError(f"only={only!r}: patterns are text, such as 'params/**'")
-    exact = {text for text in texts if not _has_wildcards(text)}
+    exact = {text for text in texts if "*" not in text and "?" not in text}
     patterns = [pattern_to_regex(text) for text in texts if text not in exact]
 
     def selected(path: Path, spec: LeafSpec) -> bool:
         inside = format_path(path)
         full = f"{item}/{inside}" if path else item
-        return (
-            inside in exact
-            or full in exact
-            or any(p.fullmatch(inside) or p.fullmatch(full) for p in patterns)
-        )
+        if inside in exact or full in exact:
+            return True
+        return any(one.fullmatch(inside) or one.fullmatch(full) for one in patterns)
 
     return selected
-
-
-def _has_wildcards(text: str) -> bool:
-    return "*" in text or "?" in text
 
 
 def read_again(only: Any) -> Any:
@@ -72,12 +66,8 @@ def idle_patterns(only: Any, trees: Iterable[tuple[str, Iterable[Path]]]) -> lis
         for path in paths:
             inside = format_path(path)
             names[inside] = names[f"{item}/{inside}" if path else item] = None
-    return [
-        text
-        for text in texts
-        if text not in names
-        and not (_has_wildcards(text) and any(map(pattern_to_regex(text).fullmatch, names)))
-    ]
+    idle = [text for text in texts if text not in names]
+    return [text for text in idle if not any(map(pattern_to_regex(text).fullmatch, names))]
 
 
 _MOST_PATTERNS = 4

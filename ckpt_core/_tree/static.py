@@ -50,7 +50,7 @@ def static_text(
         described["constants"] = dict(_plain_parts("aux_data", parts, _DEEPEST_PART - 1))
     if names_function and (name := wrapped_name(value)) is not None:
         described["function"] = name
-    described = {key: told for key, told in described.items() if told}
+    described = {key: part for key, part in described.items() if part}
     return json.dumps(described, separators=(",", ":")) if described else ""
 
 
@@ -76,10 +76,8 @@ def _plain_parts(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]
 def recorded_fields(value: Any, children: Sequence[str]) -> dict[str, Any] | None:
     """The fields that are not children, as JSON values; None if one of them is not plain."""
     try:
-        return {
-            name: _dump(getattr(value, name), _DEEPEST)
-            for name in _static_names(type(value), tuple(children))
-        }
+        names = _static_names(type(value), tuple(children))
+        return {name: _dump(getattr(value, name), _DEEPEST) for name in names}
     except (ValueError, AttributeError):
         return None
 
@@ -125,8 +123,8 @@ def static_fields(text: str) -> dict[str, Any]:
 def compared_values(text: str) -> dict[str, Any]:
     """What a restore compares of a text, by name: texts, numbers and None as they are, tuples of these, and a list for anything else."""
     found = json.loads(text) if text else {}
-    told = {**found.get("fields", {}), **found.get("constants", {})}
-    return {name: _meaning(value) for name, value in told.items()}
+    recorded = {**found.get("fields", {}), **found.get("constants", {})}
+    return {name: _meaning(value) for name, value in recorded.items()}
 
 
 def static_function(text: str) -> str:

@@ -14,11 +14,11 @@ _WRITER = """
 import sys
 import numpy as np
 import ckpt_core as ckpt
-from ckpt_core._directory import posix
+from ckpt_core._directory import files
 
 path, kind = sys.argv[1:]
 if kind == "two-renames":
-    posix.exchange = lambda *_: False
+    files.exchange = lambda *_: False
 options = ckpt.Options(durable=False)
 number = 0
 while True:

@@ -73,7 +73,7 @@ class Killed(BaseException):
 
 
 def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckpt_core._directory.posix.exchange", lambda one, other: False)
+    monkeypatch.setattr("ckpt_core._directory.files.exchange", lambda one, other: False)
 
 
 def die_between_the_renames(path: Path, value: float, patch: pytest.MonkeyPatch) -> None:
@@ -98,7 +98,7 @@ def die_between_the_renames(path: Path, value: float, patch: pytest.MonkeyPatch)
 @pytest.fixture
 def dead_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Owners of this test's killed processes are known to have ended."""
-    for module in ("owner", "hidden_names", "posix"):
+    for module in ("owner", "hidden_names"):
         monkeypatch.setattr(f"ckpt_core._directory.{module}.lives", lambda owner: owner != DEAD)
 
 

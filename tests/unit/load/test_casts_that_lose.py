@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._tree.casts import converted
+from ckpt_core._tree.leaves import converted
 
 SMALL = {"int2": (-2, 1), "uint2": (0, 3), "int4": (-8, 7), "uint4": (0, 15)}
 INTEGERS = [*SMALL, "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]

@@ -79,7 +79,8 @@ def test_two_installed_are_both_named(tmp_path, monkeypatch):
         SimpleNamespace(value="one:ADAPTER", load=RingAdapter),
         SimpleNamespace(value="other:ADAPTER", load=Another),
     ]
-    monkeypatch.setattr(_adapters, "_installed", lambda: {root: entries})
+    installed = {(root, entry.value): entry for entry in entries}
+    monkeypatch.setattr(_adapters, "_installed", lambda: installed)
     with pytest.raises(
         ckpt.CheckpointError,
         match=r"2 adapters are installed for .*: one:ADAPTER, other:ADAPTER.*Uninstall",
@@ -94,7 +95,7 @@ def test_one_installation_found_twice_is_one(monkeypatch):
     entry = SimpleNamespace(name="rings", value="rings:ADAPTER")
     monkeypatch.setattr(_adapters, "entry_points", lambda group: [entry, entry])
     found = _adapters._installed.__wrapped__()
-    assert found == {"rings": [entry]}
+    assert found == {("rings", "rings:ADAPTER"): entry}
 
 
 @pytest.mark.parametrize(

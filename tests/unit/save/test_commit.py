@@ -58,7 +58,7 @@ class Operations:
         patch.setattr(os, "rename", self._watched(os.rename, lambda old, new: f"rename {new}"))
         swap = self._watched(files.exchange, lambda one, other: f"exchange {other}")
         patch.setattr(
-            "ckpt_core._directory.posix.exchange", swap if exchange else lambda one, other: False
+            "ckpt_core._directory.files.exchange", swap if exchange else lambda one, other: False
         )
 
     def _watched(self, call: Any, describe: Callable[..., str]) -> Any:
