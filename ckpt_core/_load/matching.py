@@ -125,7 +125,7 @@ def _plan_strict(item: SavedItem, wanted: TargetTree, request: Request) -> ItemP
                 spec = targets.kind_of_result(saved, spec)
             results.append(result)
             entries.append((position, spec, wanted.leaves[result]))
-        made = targets.wants_of_target(item, entries, request.sharding)
+        made = targets.wants_of(item, entries, request.sharding)
         pairs = list(zip(results, made, strict=True))
         if isinstance(item, DerivedItem):  # parts of one array are read together
             recipes = item.recipes
@@ -188,12 +188,15 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
     positions: Sequence[int] = range(len(item.paths))
     if selected is not None:
         positions = positions_of(item.paths, item.specs, selected)
-    arrays = {
-        position: result
-        for result, position in enumerate(positions)
-        if item.specs[position].kind not in TEXT_KINDS
-    }
-    wants = targets.wants_as_saved(item, [*arrays], request)
+    one_of = {id(spec): spec for spec in item.specs}  # thousands of leaves share few
+    becomes = {key: targets.spec_as_saved(spec, request) for key, spec in one_of.items()}
+    results, entries = list[int](), list[tuple[int, LeafSpec, None]]()
+    for result, position in enumerate(positions):
+        spec = becomes[id(item.specs[position])]
+        if spec.kind not in TEXT_KINDS:
+            results.append(result)
+            entries.append((position, spec, None))
+    wants = targets.wants_of(item, entries, request.sharding, request.as_numpy)
     if request.sharding is None and not request.as_numpy:
         targets.check_room(item, wants)
     root = item.root
@@ -206,8 +209,9 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
     if renamed is not None:
         names = renamed_names(item, renamed)
         make = functools.partial(renamed_dicts, [names[at] for at in positions])
-    by_result = {arrays[want.leaf]: want for want in wants}
-    return ItemPlan(item, make, positions, [None] * len(positions), by_result)
+    return ItemPlan(
+        item, make, positions, [None] * len(positions), dict(zip(results, wants, strict=True))
+    )
 
 
 def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> ItemPlan:
@@ -242,7 +246,7 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
         leaf, spec = now.get(item.paths[at]), item.specs[at]
         fits = isinstance(leaf, jax.Array) and tuple(leaf.shape) == spec.shape
         if fits and spec.kind in ("jax", "key"):
-            (wants[at],) = targets.wants_of_target(item, [(at, spec, leaf)])
+            (wants[at],) = targets.wants_of(item, [(at, spec, leaf)])
 
     def make(leaves: list[Any]) -> Any:
         adapter.set_state(like, unflatten(item.root, leaves))
