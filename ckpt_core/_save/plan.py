@@ -268,16 +268,7 @@ def plan_tree(
     return TreePlan(names, tuple(planned), record, tuple(described_shardings), signature, own)
 
 
-class _Cut(NamedTuple):
-    """How arrays of one spec and one sharding are cut."""
-
-    stored: Any  # entry of ``TreeSignature.stored``; held, so that its id stays its own
-    held: shardings.LocalShards
-    chunk: tuple[int, ...]
-    shards: tuple[CutRegion, ...]  # cut along chunks
-    # what this process writes, and its bytes, if no other one holds any of it; else None
-    alone: tuple[tuple[tuple[int, tuple[Region, ...]], ...], int] | None
-    whole: Region | None  # as in ``PlannedLeaf``
+_Shards = tuple[CutRegion, ...]
 
 
 class LeafPlanner:
@@ -288,68 +279,49 @@ class LeafPlanner:
         self._process = process
         self._chunk_bytes = chunk_bytes
         self._turns = WriterTurns()
-        # by ids of spec and of what the second value holds, and codec; no leaf, if each takes its turn
-        self._known: dict[tuple[int, int, str | None], tuple[PlannedLeaf | None, Any]] = {}
+        # by ids of spec and of its entry in ``TreeSignature.stored``, which the first value holds, and codec
+        self._known: dict[tuple[int, int, str | None], tuple[Any, PlannedLeaf, _Shards]] = {}
 
     def leaf(self, spec: LeafSpec, stored: Any, codec: str | None) -> PlannedLeaf:
         """How one leaf is stored; ``stored`` is its entry of ``TreeSignature.stored``."""
         key = id(spec), id(stored), codec
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = self._planned(spec, stored, codec)
-        planned, cut = known
-        return self._leaf_of(spec, cut, codec) if planned is None else planned
+        if key not in self._known:
+            self._known[key] = stored, *self._planned(spec, stored, codec)
+        _, planned, shared = self._known[key]
+        return self._taking(planned, shared) if shared else planned
 
     def _planned(
         self, spec: LeafSpec, stored: Any, codec: str | None
-    ) -> tuple[PlannedLeaf | None, Any]:
-        """The leaf, if others that are stored alike are no other; and what keeps the ids their own."""
+    ) -> tuple[PlannedLeaf, _Shards]:
+        """The leaf; and its shards here if other processes hold some, too, and this leaf takes its turn among those like it."""
         if spec.kind in TEXT_KINDS:
-            return PlannedLeaf(spec, (), None, (), 0, codec), stored
+            return PlannedLeaf(spec, (), None, (), 0, codec), ()
+        everything = whole(spec.stored_shape)
         if stored is None:  # a numpy array, a number or bytes: written by process 0
-            region = whole(spec.stored_shape)
-            chunk = self._chunk(spec, (region,), 1)
+            leaf = PlannedLeaf(spec, self._chunk(spec, (everything,), 1), None, (), 0, codec)
             if self._process > 0 and not self._own:
-                return PlannedLeaf(spec, chunk, None, (), 0, codec), None
-            takes = ((0, (region,)),)
-            return PlannedLeaf(spec, chunk, None, takes, spec.stored_bytes, codec), None
-        cut = self._cut(spec, stored)
-        return None if cut.alone is None else self._leaf_of(spec, cut, codec), cut
-
-    def _leaf_of(self, spec: LeafSpec, cut: _Cut, codec: str | None) -> PlannedLeaf:
-        takes, size_bytes = cut.alone or self._takes(cut.shards)
-        as_it_is = cut.whole if takes else None
-        return PlannedLeaf(spec, cut.chunk, cut.held, takes, size_bytes, codec, as_it_is)
-
-    def _cut(self, spec: LeafSpec, stored: Any) -> _Cut:
+                return leaf, ()
+            return leaf._replace(writes=((0, (everything,)),), size_bytes=spec.stored_bytes), ()
         sharding, committed = stored
         held = shardings.local_shards(sharding, committed, spec.stored_shape, self._process)
         chunk = self._chunk(spec, held.cuts, 1 if self._own else held.most_holders)
-        itemsize = spec.numpy_dtype.itemsize
         mine = (self._process,)
         shards = tuple(
-            cut_region(region, mine if self._own else holders, chunk, itemsize)
+            cut_region(region, mine if self._own else holders, chunk, spec.numpy_dtype.itemsize)
             for region, holders, _ in held.mine
         )
         as_it_is = (
             type(sharding) is jax.sharding.SingleDeviceSharding
-            and [shard.region for shard in shards] == [whole(spec.stored_shape)]
+            and [shard.region for shard in shards] == [everything]
             and (spec.kind == "key" or spec.stored_dtype == spec.dtype)
         )
-        alone = all(len(shard.holders) == 1 for shard in shards)
-        return _Cut(
-            stored,
-            held,
-            chunk,
-            shards,
-            self._takes(shards) if alone else None,
-            whole(spec.stored_shape) if as_it_is else None,
-        )
+        leaf = PlannedLeaf(spec, chunk, held, (), 0, codec, everything if as_it_is else None)
+        if any(len(shard.holders) > 1 for shard in shards):
+            return leaf, shards
+        return self._taking(leaf, shards), ()
 
-    def _takes(
-        self, shards: Sequence[CutRegion]
-    ) -> tuple[tuple[tuple[int, tuple[Region, ...]], ...], int]:
-        """Of each shard the regions that this process writes; and their bytes."""
+    def _taking(self, leaf: PlannedLeaf, shards: _Shards) -> PlannedLeaf:
+        """The leaf with the regions of each shard that this process writes."""
         takes: list[tuple[int, tuple[Region, ...]]] = []
         total_bytes = 0
         for position, shard in enumerate(shards):
@@ -357,7 +329,8 @@ class LeafPlanner:
             if regions:
                 takes.append((position, regions))
                 total_bytes += size_bytes
-        return tuple(takes), total_bytes
+        as_it_is = leaf.whole if takes else None
+        return leaf._replace(writes=tuple(takes), size_bytes=total_bytes, whole=as_it_is)
 
     def _chunk(self, spec: LeafSpec, cuts: tuple[Region, ...], holders: int) -> tuple[int, ...]:
         """The chunk shape of an array, the same on all processes: within all ``cuts``, of which ``holders`` write parts."""
