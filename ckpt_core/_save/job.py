@@ -112,10 +112,6 @@ class SaveJob:
         return Processes(0, 1) if self.own else self.processes
 
 
-Landed = tuple[tuple[ArrayToWrite, ...], dict[str, str]]
-"""What is written, and what is compared; see ``PreparedItem``."""
-
-
 @dataclass(frozen=True)
 class PreparedItem:
     """One item after the snapshot: later changes by the caller do not reach it."""
@@ -123,7 +119,7 @@ class PreparedItem:
     name: str
     record: ItemRecord
     plan: TreePlan | None = None  # None for a data pipeline's state
-    arrays: tuple[ArrayToWrite, ...] = ()  # that this process writes; empty until ``landing``
+    arrays: tuple[ArrayToWrite, ...] = ()  # that this process writes; empty until ``landed``
     texts: dict[str, str] = field(default_factory=dict[str, str])  # of text leaves, by array name
     # of a data pipeline: of this process; of other items without arrays: the small files of process 0
     state_files: dict[str, bytes] = field(default_factory=dict[str, bytes])
@@ -132,9 +128,12 @@ class PreparedItem:
     sources: tuple[SourceFile, ...] = ()  # of ``Files``: larger files, copied while the save runs
     scratch: Scratch | None = None  # the directory in which they are, if a function wrote them
     handler: str | None = None  # of ``Files``: type name of Orbax's handler; None: JSON
-    # by array name, those that each process has one of, as texts to compare; complete after ``landing``
+    # by array name, those that each process has one of, as texts to compare; complete after ``landed``
     values: dict[str, str] = field(default_factory=dict[str, str])
-    landing: Callable[[], Landed] | None = None  # blocks; for the thread that writes
+    compares: bool = False  # whether other processes have such values
+    parts: dict[tuple[int, int], Any] | None = None  # of its arrays, until ``landed``
+    origins: Sequence[Any] = ()  # weak references to the jax arrays among the leaves, or None
+    landing: Callable[[], None] | None = None  # brings ``parts`` to the host; None: they are there
 
     @functools.cached_property
     def folder(self) -> str:

@@ -263,9 +263,7 @@ class PieceTree:
                 places.setdefault(leaf[4], []).append(position)
         shared = tuple(map(tuple, places.values()))
         plan = plan_item(self.first.name, TreeSignature(root, *columns, shared=shared), job)
-        return replace(
-            self.first, record=plan.record, plan=plan, texts=self._texts, arrays=(), landing=None
-        )
+        return replace(self.first, record=plan.record, plan=plan, texts=self._texts)
 
     def _grown(self, path: Path, leaves: list[Any]) -> Node:
         """The structure of all parts below a path; adds its leaves, in its order."""
@@ -326,14 +324,15 @@ class _PieceWrite(Save):
             self.written_bytes += self._start_item(item)
             self.items.append(item)
             return
+        arrived = landed(item)
+        item = replace(arrived, arrays=())
         tree = self._trees.get(item.name)
         if tree is None:
             tree = self._trees[item.name] = PieceTree(item)
             self.items.append(item)
             self._writer(item)
-        arrays = landed(item).arrays
         tree.add(item)
-        self.put(item.name, arrays)
+        self.put(item.name, arrived.arrays)
 
     def put(self, name: str, arrays: Sequence[ArrayToWrite]) -> None:
         """Writes arrays of an item that was taken, or copies them if they are small."""

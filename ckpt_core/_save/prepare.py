@@ -6,7 +6,6 @@ takes what it writes from the same parts.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import threading
@@ -32,7 +31,7 @@ from ckpt_core._lazy import jax
 from ckpt_core._options import MIB
 from ckpt_core._platform import ROOTS
 from ckpt_core._save.agree import text_of_array, text_of_text
-from ckpt_core._save.job import Landed, PreparedItem as PreparedItem, SaveJob
+from ckpt_core._save.job import PreparedItem as PreparedItem, SaveJob
 from ckpt_core._save.plan import (
     PlannedLeaf,
     TreePlan,
@@ -204,7 +203,7 @@ def _prepare_tree(
     else:
         transfer.bring_to_host(parts, _on_devices(first.leaves, parts), copy_now, staged=False)
     linking = any(job.links is not None for job in jobs)
-    sources = [
+    origins = [
         weakref.ref(leaf) if linking and spec.kind == "jax" else None
         for leaf, spec in zip(flat.leaves, signature.specs, strict=True)
     ]
@@ -214,9 +213,10 @@ def _prepare_tree(
             plan.record,
             plan,
             texts=texts,
-            landing=functools.partial(
-                _landed, plan, parts, sources, texts if compares else None, landing
-            ),
+            compares=compares,
+            parts=parts,
+            origins=origins,
+            landing=landing,
         )
         for plan, compares in zip(plans, compare, strict=True)
     ]
@@ -296,33 +296,20 @@ class _Landing:
 
 
 def landed(item: PreparedItem) -> PreparedItem:
-    """The item with its arrays on the host; blocks until they are there."""
-    if item.landing is None:
+    """The item with its arrays on the host, and the values that all compare; blocks until they are there."""
+    plan, parts = item.plan, item.parts
+    if plan is None or parts is None:
         return item
-    arrays, values = item.landing()
-    return replace(item, arrays=arrays, values=values, landing=None)
-
-
-def _landed(
-    plan: TreePlan,
-    parts: Parts,
-    sources: Sequence[Any],
-    texts: Mapping[str, str] | None,
-    landing: Callable[[], None] | None,
-) -> Landed:
-    """The arrays that this process writes, on the host after ``landing``, and the values that all compare. ``sources``
-    are weak references to jax arrays; ``texts`` the compared leaves that are stored as text, None if nothing is compared.
-    """
-    if landing is not None:
-        landing()
+    if item.landing is not None:
+        item.landing()
     arrays: list[ArrayToWrite] = []
     values: dict[str, str] = {}
-    for position, (name, leaf, source) in enumerate(
-        zip(plan.names, plan.leaves, sources, strict=True)
+    for position, (name, leaf, origin) in enumerate(
+        zip(plan.names, plan.leaves, item.origins, strict=True)
     ):
         if leaf.spec.kind in TEXT_KINDS:
             continue
-        if texts is not None and name in plan.unshared:
+        if item.compares and name in plan.unshared:
             values[name] = text_of_array(parts[position, 0], leaf.spec)
         if leaf.whole is not None:
             pieces = ((leaf.whole, parts[position, 0]),)
@@ -332,10 +319,11 @@ def _landed(
             taken = [(shard, regions, parts[position, shard]) for shard, regions in leaf.writes]
             pieces = tuple(_device_pieces(leaf.spec, leaf.held, taken))
         arrays.append(
-            ArrayToWrite(name, leaf.spec, leaf.chunk, pieces, leaf.size_bytes, leaf.codec, source)
+            ArrayToWrite(name, leaf.spec, leaf.chunk, pieces, leaf.size_bytes, leaf.codec, origin)
         )
-    values |= {name: text_of_text(text) for name, text in (texts or {}).items()}
-    return tuple(arrays), values
+    if item.compares:
+        values |= {name: text_of_text(text) for name, text in item.texts.items()}
+    return replace(item, arrays=tuple(arrays), values=values, parts=None, origins=(), landing=None)
 
 
 def _device_pieces(
@@ -440,16 +428,14 @@ def prepare_files(
         for _ in writing:
             scratch.close()
         scratch = None
-    prepared: list[PreparedItem] = []
-    for job in jobs:
-        if job.writers.index > 0:
-            prepared.append(_prepared(name, job))
-            continue
-        # in a bucket, Orbax wants it in each item
-        marks = () if job.local or orbax_write.COMMIT_FILE in names else (orbax_write.COMMIT_FILE,)
-        content = {"state_files": held, "sources": tuple(sources), "scratch": scratch}
-        prepared.append(_prepared(name, job, (*notes, *marks), handler=handler, **content))
-    return prepared
+    content = {"state_files": held, "sources": tuple(sources), "scratch": scratch}
+    mark = {orbax_write.COMMIT_FILE} - names  # in a bucket, Orbax wants it in each item
+    return [
+        _prepared(name, job, (*notes, *(() if job.local else mark)), handler=handler, **content)
+        if job.writers.index == 0
+        else _prepared(name, job)
+        for job in jobs
+    ]
 
 
 def _prepared(name: str, job: SaveJob, notes: tuple[str, ...] = (), **content: Any) -> PreparedItem:
