@@ -8,7 +8,7 @@ from typing import Any
 
 from ckpt_core._adapters import introduce, refuse_twice
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
-from ckpt_core._format import orbax_write
+from ckpt_core._format import orbax_files
 from ckpt_core._format.untrusted import refuse_deep
 from ckpt_core._layout.regions import region_size
 from ckpt_core._lazy import jax
@@ -216,7 +216,7 @@ def _read_texts(checkpoint: Checkpoint, plan: ItemPlan, leaves: list[Any]) -> No
             leaves[result] = from_text(stored, item.specs[position])
         except RecursionError as error:
             data = stored.encode(errors="surrogatepass")
-            refuse_deep(data, orbax_write.STRINGS_FILE, error, _MOST_STATE_DEPTH)
+            refuse_deep(data, orbax_files.STRINGS_FILE, error, _MOST_STATE_DEPTH)
             raise
         except (AttributeError, ValueError, TypeError, KeyError, OverflowError) as error:
             raise CheckpointCorrupt(

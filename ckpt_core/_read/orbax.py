@@ -10,7 +10,7 @@ import numpy as np
 
 from ckpt_core._background import run_each
 from ckpt_core._errors import CheckpointCorrupt
-from ckpt_core._format import orbax_read
+from ckpt_core._format import orbax_files
 from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._layout.regions import Region, whole, within
 from ckpt_core._read.wants import Array, Job, Parts, Reads, Share, Want, take
@@ -135,13 +135,13 @@ def with_specs(checkpoint: Checkpoint, item: OrbaxItem, context: StoreContext) -
     for name in checkpoint.backend.files(_place(checkpoint, item).path):
         if name.startswith("array_metadatas/"):
             data = checkpoint.backend.read(checkpoint.path, item.file(name))
-            impls |= orbax_read.load_key_impls(data, item.file(name)) if data else {}
+            impls |= orbax_files.load_key_impls(data, item.file(name)) if data else {}
     specs = [_orbax_spec(leaf, arrays, impls.get(leaf.name)) for leaf in tree.leaves]
     return replace(item, specs=specs, arrays=arrays)
 
 
 def _orbax_spec(
-    leaf: orbax_read.OrbaxLeaf, arrays: dict[str, ForeignArray], impl: str | None
+    leaf: orbax_files.OrbaxLeaf, arrays: dict[str, ForeignArray], impl: str | None
 ) -> LeafSpec:
     if leaf.value_type == "string":
         return LeafSpec("str")

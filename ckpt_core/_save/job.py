@@ -25,7 +25,7 @@ from ckpt_core._directory import (
 )
 from ckpt_core._errors import CheckpointError, RefusedArgument
 from ckpt_core._fork import HOME, forked
-from ckpt_core._format import orbax_write
+from ckpt_core._format import orbax_files
 from ckpt_core._format.plain_json import numbers_in, refuse_keys
 from ckpt_core._format.record import (
     FOLDERS,
@@ -226,7 +226,7 @@ def check_item_name(name: Any) -> None:
     if not isinstance(name, str):
         raise TypeError(f"item names must be text, got {name!r}")
     bad = not is_file_name(name) or name.startswith("_") or ".orbax-checkpoint-tmp" in name
-    taken = {*RESERVED_FOLDERS, RECORD_FILE, orbax_write.COMMIT_FILE}
+    taken = {*RESERVED_FOLDERS, RECORD_FILE, orbax_files.COMMIT_FILE}
     if bad or name in taken:
         raise RefusedArgument(
             f"{name!r} cannot be the name of an item: use letters, digits, '-', '_' and '.', not "
@@ -292,7 +292,7 @@ def metadata_files(
     handlers, found = dict[str, str](), dict[str, bytes]()
     for item in items:
         form = "json" if item.record.form != "tree" else "text_tree" if item.texts else "tree"
-        handlers[item.folder] = item.handler or orbax_write.HANDLERS[form]
+        handlers[item.folder] = item.handler or orbax_files.HANDLERS[form]
         if item.record.form == "process":
             note = dump_json({"format": "ckpt process state", "process_count": job.writers.count})
             found |= dict.fromkeys([f"{item.folder}/metadata", f"{item.folder}/data.json"], note)
@@ -303,22 +303,22 @@ def metadata_files(
             found |= {folder + name: data for name, data in item.plan.files}
             if item.texts:
                 paths = dict(zip(item.names, item.record.paths, strict=True))
-                texts = orbax_write.strings_file(item.texts, paths)
-                found[folder + orbax_write.STRINGS_FILE] = texts
+                texts = orbax_files.strings_file(item.texts, paths)
+                found[folder + orbax_files.STRINGS_FILE] = texts
     stored = [one.state_files for one in items if (one.name, one.record.form) == _OF_METRICS]
     if fields.metrics or stored:
-        handlers["metrics"] = orbax_write.HANDLERS["json"]
+        handlers["metrics"] = orbax_files.HANDLERS["json"]
         numbers = dump_json(dict(fields.metrics))
         found["metrics/metrics"] = stored[0]["data.json"] if stored else numbers
-    found[orbax_write.STEP_METADATA] = orbax_write.step_metadata(handlers, fields.metadata)
+    found[orbax_files.STEP_METADATA] = orbax_files.step_metadata(handlers, fields.metadata)
     text = f"Checkpoint commit was successful to {job.target}"
     said = text.encode(errors="surrogateescape")
     if not job.local:  # there Orbax asks for one in each item that it opens by itself
-        mark = orbax_write.COMMIT_FILE
+        mark = orbax_files.COMMIT_FILE
         for item in items:
             if item.record.form != "files" or mark in item.record.notes:
                 found[f"{item.folder}/{mark}"] = said
-    return found | {orbax_write.COMMIT_FILE: said}
+    return found | {orbax_files.COMMIT_FILE: said}
 
 
 def write_sources(

@@ -16,7 +16,7 @@ import numpy as np
 
 from ckpt_core._devices import shardings
 from ckpt_core._errors import UnsupportedLeaf
-from ckpt_core._format import orbax_write
+from ckpt_core._format import orbax_files
 from ckpt_core._format.record import ItemRecord, LeafRecord
 from ckpt_core._layout.chunks import (
     CutRegion,
@@ -128,9 +128,9 @@ class TreePlan:
         specs = [leaf.spec for leaf in self.leaves]
         chunks = [leaf.chunk for leaf in self.leaves]
         return (
-            (orbax_write.ITEM_METADATA, orbax_write.item_metadata(self.record.tree, specs)),
-            (orbax_write.SHARDING_FILE, orbax_write.sharding_file(self.names, self.shardings)),
-            (orbax_write.ARRAY_METADATA, orbax_write.array_metadatas(self.names, specs, chunks)),
+            (orbax_files.ITEM_METADATA, orbax_files.item_metadata(self.record.tree, specs)),
+            (orbax_files.SHARDING_FILE, orbax_files.sharding_file(self.names, self.shardings)),
+            (orbax_files.ARRAY_METADATA, orbax_files.array_metadatas(self.names, specs, chunks)),
         )
 
 
@@ -224,7 +224,7 @@ def plan_tree(
 ) -> TreePlan:
     """The plan of one process for pytrees of this signature; UnsupportedLeaf if two leaves have the same array name."""
     names = tuple(
-        orbax_write.check_names(signature.paths, stored_paths(signature.root, signature.paths))
+        orbax_files.check_names(signature.paths, stored_paths(signature.root, signature.paths))
     )
     if isinstance(compression, tuple):
         codecs = codecs_of(compression[0], signature.paths, dict(compression[1]))

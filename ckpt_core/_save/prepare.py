@@ -22,7 +22,7 @@ from ckpt_core._devices import shardings, transfer
 from ckpt_core._devices.transfer import Copy
 from ckpt_core._directory import Scratch, SourceFile, files_below, pieces_of
 from ckpt_core._errors import CheckpointError, CheckpointNotFound, UnsupportedLeaf
-from ckpt_core._format import orbax_write, process_state
+from ckpt_core._format import orbax_files, process_state
 from ckpt_core._format.plain_json import refuse_keys
 from ckpt_core._format.record import ItemRecord, dump_json
 from ckpt_core._items import Files, Json, SavedFiles
@@ -184,7 +184,7 @@ def _prepare_tree(
         texts[first.names[position]] = to_text(flat.leaves[position], signature.specs[position])
     if texts:
         # called for its checks only, so that a text that cannot be stored fails on this thread
-        orbax_write.strings_file(texts, dict(zip(first.names, flat.paths, strict=True)))
+        orbax_files.strings_file(texts, dict(zip(first.names, flat.paths, strict=True)))
     parts: Parts = {}
     compare = [job.processes.count > 1 and not job.own for job in jobs]
     for plan, compares in zip(plans, compare, strict=True):
@@ -429,7 +429,7 @@ def prepare_files(
             scratch.close()
         scratch = None
     content = {"state_files": held, "sources": tuple(sources), "scratch": scratch}
-    mark = {orbax_write.COMMIT_FILE} - names  # in a bucket, Orbax wants it in each item
+    mark = {orbax_files.COMMIT_FILE} - names  # in a bucket, Orbax wants it in each item
     return [
         _prepared(name, job, (*notes, *(() if job.local else mark)), handler=handler, **content)
         if job.writers.index == 0

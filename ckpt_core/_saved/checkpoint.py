@@ -13,8 +13,7 @@ import numpy as np
 
 from ckpt_core._directory import Backend
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound, Mismatch
-from ckpt_core._format.orbax_read import OrbaxTree
-from ckpt_core._format.orbax_write import STRINGS_FILE, read_string
+from ckpt_core._format.orbax_files import STRINGS_FILE, OrbaxTree, read_string
 from ckpt_core._format.recipes import Recipe
 from ckpt_core._format.record import RECORD_FILE, Record
 from ckpt_core._format.rules import Rule
