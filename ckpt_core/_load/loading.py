@@ -14,9 +14,8 @@ from ckpt_core._layout.regions import region_size
 from ckpt_core._lazy import jax
 from ckpt_core._load import constants
 from ckpt_core._load.agreement import LoadAgreement
-from ckpt_core._load.in_place import InPlace
 from ckpt_core._load.matching import item_meant, plan_item
-from ckpt_core._load.plans import ItemPlan
+from ckpt_core._load.plans import InPlace, ItemPlan
 from ckpt_core._load.renames import refuse_mismatches
 from ckpt_core._load.request import NOT_PASSED, Request
 from ckpt_core._load.targets import value_of
