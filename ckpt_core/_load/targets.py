@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ckpt_core._devices import placing, shardings
+from ckpt_core._devices import shardings
 from ckpt_core._errors import CheckpointError, Mismatch, StructureMismatch, UnsupportedLeaf
 from ckpt_core._layout.regions import whole
 from ckpt_core._lazy import jax
@@ -251,7 +251,7 @@ def check_room(item: SavedItem, wants: Sequence[Want], replaced: Sequence[Any] =
             f"{where} was saved with a {kind}{f' on {on!s:.80}' if on else ''}: give a target with shardings, "
             "or load with sharding= or as_numpy=True"
         )
-    free = placing.free_bytes() if unplaced else None
+    free = shardings.free_bytes() if unplaced else None
     needed = sum(spec.stored_bytes for _, spec, _ in unplaced)
     if free is not None and needed > free:
         raise CheckpointError(
@@ -291,17 +291,17 @@ def value_of(saved: LeafSpec, want: Want, parts: Parts, path: Path, *, cast: boo
         if want.sharding is None and saved.kind != "key":
             raise CheckpointError(f"{format_path(path)}: not a PRNG key")
         keyed = {region[:-1]: part for region, part in parts.items()}
-        return placing.place_key(saved.shape, spec.dtype, want.sharding, keyed)
+        return shardings.place_key(saved.shape, spec.dtype, want.sharding, keyed)
     if spec.kind == "jax":
         as_stored = spec.dtype == saved.dtype == saved.stored_dtype
         logical = parts if as_stored else _logical(saved, spec, parts, path, cast)
         dtype = None if logical else dtype_from_name(spec.dtype or saved.dtype)
         if logical and saved.detail == "weak" and spec.dtype == saved.dtype:
             (part,) = logical.values()
-            weak = placing.place_weak(part, want.sharding)
+            weak = shardings.place_weak(part, want.sharding)
             if weak is not None:
                 return weak
-        return placing.place(saved.shape, want.sharding, logical, dtype)
+        return shardings.place(saved.shape, want.sharding, logical, dtype)
     (array,) = _logical(saved, spec, parts, path, cast).values()
     if saved.kind == "key":
         return array
