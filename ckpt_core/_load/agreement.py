@@ -80,27 +80,25 @@ class LoadAgreement:
         """
         in_rounds = self._options.max_host_bytes if self._options.broadcast else 0
         beyond, on = hashlib.sha256(str(in_rounds).encode()), set[int]()
-        known: dict[Any, tuple[str, set[int]]] = {}  # a sharding may have 100,000 devices
+
+        @functools.cache  # a sharding may have 100,000 devices
+        def placed(sharding: Any, shape: tuple[int, ...]) -> tuple[str, set[int]]:
+            if sharding is None:
+                return "", set()
+            holders = {device.process_index for device in sharding.device_set}
+            return where_text(sharding, True, shape, own=False), holders
+
         for plan in plans:
             for _, want in sorted(plan.wants.items()):  # not in the order of reading
-                sharding: Any = want.sharding
-                if sharding is None and not in_rounds:
+                if want.sharding is None and not in_rounds:
                     continue
                 spec = want.spec or plan.item.specs[want.leaf]
-                key = sharding, spec.shape
-                if key not in known:
-                    known[key] = "", set()
-                    if sharding is not None:
-                        holders = {device.process_index for device in sharding.device_set}
-                        text = where_text(sharding, True, spec.shape, own=False)
-                        known[key] = text, holders
-                where, holders = known[key]
+                where, holders = placed(want.sharding, spec.shape)
                 if len(holders) > 1:
                     on |= holders
                 elif not in_rounds:
                     continue
-                shown = "" if in_rounds and len(holders) < 2 else where
-                leaf = plan.item.name, want.leaf, spec.dtype, shown
+                leaf = plan.item.name, want.leaf, spec.dtype, where if len(holders) > 1 else ""
                 if isinstance(plan.item, DerivedItem):
                     leaf = *leaf, plan.item.recipes[want.leaf]
                 beyond.update(repr(leaf).encode(errors="surrogatepass"))

@@ -206,28 +206,18 @@ def sizes_of(checkpoint: Checkpoint, saved: SavedItem) -> dict[str, int]:
 
 
 def _pieces(checkpoint: Checkpoint, name: str) -> Iterator[bytes]:
-    """The content of a file; at the end of it, raises if it was not what was saved."""
-    if not isinstance(checkpoint, NativeCheckpoint):
-        if checkpoint.location.local:
-            most = os.stat(f"{checkpoint.path}/{name}").st_size
-            yield from read_pieces(checkpoint.path, name, most)
-        else:
-            yield checkpoint.read_file(name)
-        return
-    expected = checkpoint.record.files[name]
-    size = crc = 0
+    """The content of a file; at the end of it, raises if it was not what was saved. Orbax records nothing to compare."""
+    saved = checkpoint.record.files[name] if isinstance(checkpoint, NativeCheckpoint) else None
     try:
-        if checkpoint.location.local:
-            pieces = read_pieces(checkpoint.path, name, expected.size_bytes)
-        elif (data := checkpoint.read_unverified(name, expected.size_bytes)) is not None:
-            pieces = iter([data])
-        else:
-            raise FileNotFoundError(name)
-        for piece in pieces:
-            size += len(piece)
-            crc = zlib.crc32(piece, crc)
+        if not checkpoint.location.local:
+            yield checkpoint.read_file(name)
+            return
+        size = os.stat(f"{checkpoint.path}/{name}").st_size if saved is None else saved.size_bytes
+        got = crc = 0
+        for piece in read_pieces(checkpoint.path, name, size):
+            got, crc = got + len(piece), zlib.crc32(piece, crc)
             yield piece
-        if (size, crc) != (expected.size_bytes, expected.crc32):
+        if saved is not None and (got, crc) != (saved.size_bytes, saved.crc32):
             what = "is damaged: its size or checksum differs from that of the save"
             raise checkpoint.corrupt(name, what)
     except (FileNotFoundError, NotADirectoryError, CheckpointCorrupt) as error:

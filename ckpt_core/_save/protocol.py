@@ -461,11 +461,8 @@ class Save:
             items={item.name: item.record for item in self.items},
             files=files,
             token=self.token,
-            single=self.fields.single,
-            metadata=self.fields.metadata,
-            metrics=dict(self.fields.metrics),
+            **vars(self.fields),
             versions=library_versions(),
-            settings=dict(self.fields.settings),
             topology={
                 "process_count": jax.process_count(),
                 "device_count": jax.device_count(),
@@ -479,5 +476,4 @@ class Save:
             packed=pack(within) if within else b"",
             part=self.part,
             parent=self.job.parent,
-            shared=self.fields.shared,
         )
