@@ -235,26 +235,20 @@ def plan_tree(
         planner.leaf(spec, stored, codec)
         for spec, stored, codec in zip(signature.specs, signature.stored, codecs, strict=True)
     ]
-    described_shardings: list[dict[str, Any] | None] = []
-    distinct: dict[Any, tuple[int | None, dict[str, Any] | None]] = {}
-    saved: list[dict[str, Any]] = []
+    placed = [bound and bound[0] for bound in signature.shardings]
+    distinct = dict.fromkeys(one for one in placed if one is not None)
+    described = {one: shardings.describe_sharding(one) for one in distinct}
+    places = {one: place for place, one in enumerate(described)}
+    # the name of a type that Orbax does not describe: the array lies somewhere all the same
+    saved = [form or {"sharding_type": type(one).__name__} for one, form in described.items()]
     records: list[LeafRecord] = []
     alike: dict[tuple[int, int], LeafRecord] = {}  # by ids of leaf and sharding
-    for leaf, sharding in zip(planned, signature.shardings, strict=True):
-        position = described = None
-        if sharding is not None:
-            if sharding[0] not in distinct:
-                description = shardings.describe_sharding(sharding[0])
-                distinct[sharding[0]] = len(saved), description
-                # the name of a type that Orbax does not describe: the array lies somewhere all the same
-                saved.append(description or {"sharding_type": type(sharding[0]).__name__})
-            position, described = distinct[sharding[0]]
-        described_shardings.append(described)
-        bound = sharding is not None and sharding[1]
-        record = alike.get((id(leaf), id(sharding)))
+    for leaf, bound in zip(planned, signature.shardings, strict=True):
+        record = alike.get((id(leaf), id(bound)))
         if record is None:
-            record = LeafRecord(leaf.spec, leaf.chunk, position if bound else None, leaf.codec)
-            alike[id(leaf), id(sharding)] = record
+            place = places[bound[0]] if bound is not None and bound[1] else None
+            record = LeafRecord(leaf.spec, leaf.chunk, place, leaf.codec)
+            alike[id(leaf), id(bound)] = record
         records.append(record)
     record = ItemRecord(
         "tree",
@@ -265,7 +259,8 @@ def plan_tree(
         1 if own else process_count,
         shared=signature.shared,
     )
-    return TreePlan(names, tuple(planned), record, tuple(described_shardings), signature, own)
+    forms = tuple(map(described.get, placed))
+    return TreePlan(names, tuple(planned), record, forms, signature, own)
 
 
 _Shards = tuple[CutRegion, ...]

@@ -105,8 +105,7 @@ class Links:
     def link_file(self, name: str, target: str, source: SourceFile) -> FileRecord | None:
         """Links a file of the last step to ``target/name`` if it holds what ``source`` holds; None if not."""
         last = self._last
-        known = None if last is None else last.identities.get(name)
-        if last is None or known is None:
+        if last is None or (known := last.identities.get(name)) is None:
             return None
         if not LEAST_FILE_BYTES <= known.size_bytes == source.size_bytes:
             return None
