@@ -163,20 +163,12 @@ def folder_of(item: str) -> str:
 
 def dump_record(record: Record) -> bytes:
     """The bytes of ckpt.json; raises CheckpointError if it or another file is too large to be read back."""
-    body = {
-        "format_version": FORMAT_VERSION,
-        "token": record.token,
-        "single": record.single,
-        "created_unix_secs": record.created_unix_secs,
-        "durations": record.durations,
-        "versions": record.versions,
-        "topology": record.topology,
-        "metadata": record.metadata,
-        "metrics": record.metrics,
-        "files": {
-            name: [entry.size_bytes, entry.crc32, int(entry.data)]
-            for name, entry in sorted(record.files.items())
-        },
+    described = ("token", "single", "created_unix_secs", "durations", "versions", "topology")
+    body: dict[str, Any] = {"format_version": FORMAT_VERSION}
+    body |= {name: getattr(record, name) for name in (*described, "metadata", "metrics")}
+    body["files"] = {
+        name: [entry.size_bytes, entry.crc32, int(entry.data)]
+        for name, entry in sorted(record.files.items())
     }
     optional = {
         "settings": record.settings,

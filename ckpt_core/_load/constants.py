@@ -209,11 +209,6 @@ def nodes_in(root: Node) -> Iterator[tuple[Path, Node]]:
                 yield from (((key, *path), node) for path, node in nodes_in(child))
 
 
-def wraps_any(root: Node) -> bool:
-    """Whether a container in the structure wraps a function that has no node of its own."""
-    return any(static_function(node.static) for _, node in nodes_in(root))
-
-
 def _name(node: Node) -> str:
     """The function that a node is or wraps; empty if there is none."""
     return node.type_name if node.kind == "code" else static_function(node.static)

@@ -165,11 +165,9 @@ def _special_value(checkpoint: Checkpoint, saved: OrbaxItem, context: StoreConte
             f"item {saved.name!r}: {array.dtype}{list(array.shape)} is no random key",
             leaf=saved.name,
         )
-    note = (
-        checkpoint.backend.read(checkpoint.path, f"{saved.name}/jax_random_key_metadata/metadata")
-        or b"{}"
-    )
-    if b'"typed": true' in note or b'"typed":true' in note:
+    said_in = f"{saved.name}/jax_random_key_metadata/metadata"
+    said = checkpoint.backend.read(checkpoint.path, said_in) or b""
+    if b'"typed":true' in said.replace(b" ", b""):
         # Orbax does not record the PRNG implementation: take it from the number of key words, which
         # tells threefry2x32 (2) from rbg (4), but not rbg from unsafe_rbg
         impl = "threefry2x32" if array.shape[-1] == 2 else "rbg"

@@ -11,13 +11,13 @@ from typing import Any
 
 from ckpt_core._errors import SET, CheckpointError, drop_locals, mark_of_target
 from ckpt_core._lazy import jax
-from ckpt_core._load.constants import wraps_any
+from ckpt_core._load.constants import nodes_in
 from ckpt_core._load.targets import is_resharded
 from ckpt_core._options import MIB
 from ckpt_core._read import Want
 from ckpt_core._results import RestoreReport
 from ckpt_core._saved import OrbaxItem, SavedItem
-from ckpt_core._tree import Key, Node, Path, format_path
+from ckpt_core._tree import Key, Node, Path, format_path, static_function
 from ckpt_core._tree.match import Match
 
 Make = Callable[[list[Any]], Any]
@@ -92,7 +92,8 @@ def pruned(node: Node, keep: set[int], counter: Iterator[int] | None = None) -> 
         kept = pruned(child, keep, counter)
         if kept is not None:
             left.append((key, kept))
-    if len(left) == len(node.children) and not wraps_any(node):
+    wraps_function = any(static_function(one.static) for _, one in nodes_in(node))
+    if len(left) == len(node.children) and not wraps_function:
         return replace(node, children=tuple(child for _, child in left), make=None)
     if not any(child.kind != "none" for _, child in left):
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from ckpt_core._directory import (
 from ckpt_core._errors import CheckpointError, RefusedArgument
 from ckpt_core._fork import HOME, forked
 from ckpt_core._format import orbax_files
-from ckpt_core._format.plain_json import numbers_in, refuse_keys
+from ckpt_core._format.plain_json import frozen_metadata, numbers_in
 from ckpt_core._format.record import (
     FOLDERS,
     RECORD_FILE,
@@ -81,7 +80,7 @@ class RecordFields:
 
     def frozen(self) -> RecordFields:
         """A copy that later changes do not reach, with metadata as JSON returns it, and jax's settings on this thread."""
-        metadata = frozen_metadata(self.metadata)
+        metadata = None if self.metadata is None else frozen_metadata(self.metadata)
         settings = {name: getattr(jax.config, name, None) for name in JAX_SETTINGS}
         return RecordFields(self.single, metadata, dict(self.metrics), settings)
 
@@ -210,17 +209,6 @@ def collect_items(
     return chosen
 
 
-def frozen_metadata(metadata: Any) -> Any:
-    """A copy of the metadata, as JSON returns it; TypeError if it is not JSON."""
-    if metadata is None:
-        return None
-    try:
-        refuse_keys(metadata)
-        return json.loads(json.dumps(metadata))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"metadata must be plain JSON values: {error}") from None
-
-
 def check_item_name(name: Any) -> None:
     """Raises TypeError if a name is no text, ValueError if no directory inside a checkpoint can have it."""
     if not isinstance(name, str):
@@ -253,11 +241,9 @@ def metrics_of(
     numbers: dict[str, float] = {}
     for name, value in metrics.items():
         array = np.asarray(value)
-        kind, dtype = (
-            array.dtype.kind,
-            array.dtype.name,
-        )  # those that jax adds, too, such as bfloat16
-        is_real = kind in "fiub" or dtype.startswith(("bfloat", "float", "int", "uint"))
+        is_real = array.dtype.kind in "fiub"
+        if array.dtype.kind == "V":  # those that jax adds, such as bfloat16
+            is_real = array.dtype.name.startswith(("bfloat", "float", "int", "uint"))
         if not (isinstance(name, str) and array.ndim == 0 and is_real):
             shape: object = getattr(value, "shape", None)
             what = f"{an(value)} of shape {shape}" if shape else an(value)

@@ -15,6 +15,7 @@ import numpy as np
 from ckpt_core._adapters import introduce
 from ckpt_core._errors import CheckpointError, UnsupportedLeaf
 from ckpt_core._fork import HOME
+from ckpt_core._format.plain_json import frozen_metadata
 from ckpt_core._layout.regions import whole
 from ckpt_core._options import MIB, Options, checked_options
 from ckpt_core._save.job import (
@@ -22,7 +23,6 @@ from ckpt_core._save.job import (
     RecordFields,
     SaveJob,
     check_item_name,
-    frozen_metadata,
     save_job,
 )
 from ckpt_core._save.plan import PlannedLeaf, TreeSignature, refuse_idle

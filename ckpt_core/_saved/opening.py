@@ -72,11 +72,9 @@ def _standing(path: str) -> tuple[int, ...]:
     """Tells whether another checkpoint was put at a path: then it changes."""
     found: list[int] = []
     for one in (path, f"{path}/{RECORD_FILE}"):
-        try:
+        with contextlib.suppress(OSError):
             status = os.stat(one)
-        except OSError:
-            continue
-        found += [status.st_dev, status.st_ino, status.st_ctime_ns]
+            found += [status.st_dev, status.st_ino, status.st_ctime_ns]
     return tuple(found)
 
 
