@@ -47,9 +47,7 @@ def bring_to_host(
     with fetching(), _unchecked() if accelerated else contextlib.nullcontext():
         if accelerated and not staged:
             stack_small(arrays, names)
-        rows: dict[Any, Row] = {}
-        if accelerated or staged:
-            rows = {name: arrays[name] for name in names if isinstance(arrays[name], Row)}
+        rows = {name: one for name in names if isinstance(one := arrays[name], Row)}
         stacks = {id(row.stack): row.stack for row in rows.values()}
         arrays |= stacks
         each = [*stacks, *(name for name in names if name not in rows)] if rows else names

@@ -157,6 +157,7 @@ class _Loading:
         tokens, paths, bounds = self.tokens, self.paths, self.bounds
         token = tokens[at]
         if token == 0 or type(token) is str:
+            bounds.take(keys=len(path), letters=letters)
             paths.append(path)
             return (leaf_below(token) if token else LEAF), at + 1
         if token is None:
@@ -192,15 +193,8 @@ class _Loading:
             return node, at + count
         below: list[Node] = []
         for key in entries:
-            inside = letters + letters_of(key)
-            if tokens[at] == 0:
-                bounds.take(keys=len(path) + 1, letters=inside)
-                paths.append((*path, key))
-                below.append(LEAF)
-                at += 1
-            else:
-                child, at = self.node(at, (*path, key), inside)
-                below.append(child)
+            child, at = self.node(at, (*path, key), letters + letters_of(key))
+            below.append(child)
         return Node(kind, tuple(entries), tuple(below), str(type_name), None, static), at
 
 
