@@ -44,25 +44,21 @@ def check_names(paths: Iterable[Path], stored: Iterable[Path]) -> list[str]:
     names: list[str] = []
     seen: dict[str, Path] = {}
     for path, there in zip(paths, stored, strict=True):
-        name = array_name(there)
+        name, odd = array_name(there), ""
         if not name.isascii() and name.encode(errors="ignore").decode() != name:
-            raise UnsupportedLeaf(
-                f"leaf {format_path(path)!r}: its name is not valid Unicode: rename it",
-                leaf=format_path(path),
-            )
-        if len(name) > _MOST_NAME_BYTES // 4 and len(name.encode()) > _MOST_NAME_BYTES:
-            raise UnsupportedLeaf(
+            odd = f"leaf {format_path(path)!r}: its name is not valid Unicode: rename it"
+        elif len(name) > _MOST_NAME_BYTES // 4 and len(name.encode()) > _MOST_NAME_BYTES:
+            odd = (
                 f"leaf {format_path(path)[:100]!r}...: its name has {len(name.encode())} bytes, and the array database "
-                f"holds names of up to {_MOST_NAME_BYTES}: shorten its keys",
-                leaf=format_path(path),
+                f"holds names of up to {_MOST_NAME_BYTES}: shorten its keys"
             )
-        other = seen.setdefault(name, path)
-        if other is not path:
-            raise UnsupportedLeaf(
+        elif (other := seen.setdefault(name, path)) is not path:
+            odd = (
                 f"leaves {format_path(other)!r} and {format_path(path)!r} would both be stored as "
-                f"{name!r} in Orbax's format, which cannot distinguish them: rename one of them",
-                leaf=format_path(path),
+                f"{name!r} in Orbax's format, which cannot distinguish them: rename one of them"
             )
+        if odd:
+            raise UnsupportedLeaf(odd, leaf=format_path(path))
         names.append(name)
     return names
 

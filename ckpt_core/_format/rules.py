@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -68,15 +68,8 @@ class Rule:
                 raise TypeError(f"{self}: {name} must be a text or a tuple of texts")
         if isinstance(self.stack, str):
             object.__setattr__(self, "stack", (self.stack,))
-        if not self.sources or not self.results or len(set(self.results)) < len(self.results):
-            raise ValueError(f"{self}: it needs a saved name and a wanted path, each path once")
-        self._check_numbers()
-        if len(self.sources) > 1 and len(self.results) > 1:
-            raise ValueError(f"{self}: several names on one side only: they are joined, or split")
-        if self.sizes is not None and len(self.sizes) != len(self.sources):
-            raise ValueError(f"{self}: sizes= must have one size for each saved name")
-        self._check_places()
-        self._check_dimensions()
+        if problem := next(self._problems(), ""):
+            raise ValueError(f"{self}: {problem}")
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -98,51 +91,46 @@ class Rule:
         """Whether a stacked tensor is taken apart, into paths with the places of ``stack``."""
         return bool(self.stack) and self.stack[0] not in PLACE.findall(self.sources[0])
 
-    def _check_numbers(self) -> None:
-        """Types are checked, too: rules come from files."""
-        groups = self.reshape if isinstance(self.reshape, tuple) else ()
-        flat = [n for group in groups for n in (group if isinstance(group, tuple) else (group,))]
+    def _problems(self) -> Iterator[str]:
+        """What is wrong with the attributes, of which each check takes for granted those before it. Rules come from files, too."""
+        if not self.sources or not self.results or len(set(self.results)) < len(self.results):
+            yield "it needs a saved name and a wanted path, each path once"
+        given = self.reshape if isinstance(self.reshape, tuple) else ()
+        flat = [n for group in given for n in (group if isinstance(group, tuple) else (group,))]
         for name in ("reshape", "transpose", "sizes"):
             value = getattr(self, name)
             numbers = flat if name == "reshape" else value
             if value is not None and not (isinstance(value, tuple) and _are_counts(numbers)):
-                raise ValueError(f"{self}: {name}= must be a tuple of whole numbers from 0")
+                yield f"{name}= must be a tuple of whole numbers from 0"
         if not _are_counts((self.axis, self.stack_axis)):
-            raise ValueError(f"{self}: axis= and stack_axis= must be dimensions, counted from 0")
-
-    def _check_places(self) -> None:
+            yield "axis= and stack_axis= must be dimensions, counted from 0"
+        if len(self.sources) > 1 and len(self.results) > 1:
+            yield "several names on one side only: they are joined, or split"
+        if self.sizes is not None and len(self.sizes) != len(self.sources):
+            yield "sizes= must have one size for each saved name"
         places = [PLACE.findall(name) for name in self.sources]
         odd = next((place for place in places[0] if not place.isidentifier()), None)
         if odd is not None:
-            raise ValueError(f"{self}: a place must be a word, such as {{n}}, not {odd!r}")
+            yield f"a place must be a word, such as {{n}}, not {odd!r}"
         if any(len(set(one)) != len(one) or set(one) != set(places[0]) for one in places):
-            raise ValueError(f"{self}: all saved names must have the same places, each once")
+            yield "all saved names must have the same places, each once"
         there = set(self.stack) & set(places[0])
         if there not in (set(), set(self.stack)) or (self.stack_axis and not self.stack):
-            raise ValueError(
-                f"{self}: the saved names must have all places of stack= or none, and stack_axis= needs it"
-            )
+            yield "the saved names must have all places of stack= or none, and stack_axis= needs it"
         left = set(places[0]) ^ set(self.stack)
         for path in self.results:
             if set(PLACE.findall(path)) != left:
-                raise ValueError(
-                    f"{self}: {path!r} must have the places {sorted(left)}: those of the saved name, less stack=, "
-                    "and a place of stack= that is in no saved name"
+                yield (
+                    f"{path!r} must have the places {sorted(left)}: those of the saved name, less stack=, and a place of "
+                    "stack= that is in no saved name"
                 )
-
-    def _check_dimensions(self) -> None:
         groups = self.groups
-        if groups is not None:
-            flat = [number for group in groups for number in group]
-            if flat != list(range(len(flat))) or not all(groups):
-                raise ValueError(
-                    f"{self}: reshape= must count dimensions from 0, such as ((0, 1), 2)"
-                )
-        if self.transpose is None:
-            return
-        count = len(self.transpose) if groups is None else sum(map(len, groups))
-        if sorted(self.transpose) != list(range(count)):
-            raise ValueError(f"{self}: transpose= must name each of {count} dimensions once")
+        if groups is not None and (flat != list(range(len(flat))) or not all(groups)):
+            yield "reshape= must count dimensions from 0, such as ((0, 1), 2)"
+        if self.transpose is not None:
+            count = len(self.transpose) if groups is None else len(flat)
+            if sorted(self.transpose) != list(range(count)):
+                yield f"transpose= must name each of {count} dimensions once"
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...] | None:

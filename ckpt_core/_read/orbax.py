@@ -99,16 +99,11 @@ def _stored_values(
     location = _place(checkpoint, item)
     files = checkpoint.backend.files(location.path)
     for name, size in files.items():
-        if size < 0:
-            raise CheckpointCorrupt(
-                f"{location.path}: {name} is no regular file, or a link that leads nowhere",
-                file=item.file(name),
-            )
+        odd = "" if size >= 0 else "is no regular file, or a link that leads nowhere"
         if name.rpartition("/")[2].startswith("manifest.") and size > most_bytes("manifest.ocdbt"):
-            raise CheckpointCorrupt(
-                f"{location.path}: {name} has {size} bytes, more than an index can have",
-                file=item.file(name),
-            )
+            odd = f"has {size} bytes, more than an index can have"
+        if odd:
+            raise CheckpointCorrupt(f"{location.path}: {name} {odd}", file=item.file(name))
     if not ocdbt:
         return Values(files.items())
     index = read_index(location, context)
