@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -181,7 +181,9 @@ def where_text(sharding: Any, committed: bool, shape: tuple[int, ...], own: bool
         return f"device {where}{memory}"
     if isinstance(sharding, jax.sharding.NamedSharding):
         mesh: Any = sharding.mesh
-        where = "of one process" if local else _ids(device.id for device in mesh.devices.flat)
+        runs = runs_of(device.id for device in mesh.devices.flat)
+        ids = " ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+        where = "of one process" if local else ids
         axes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
         return f"{_spec(sharding)} over the mesh ({axes}) of devices {where}{memory}"
     if local:
@@ -197,12 +199,6 @@ def _spec(sharding: Any) -> str:
     while parts and parts[-1] is None:
         parts.pop()
     return f"P({', '.join(map(repr, parts))})"
-
-
-def _ids(numbers: Iterable[int]) -> str:
-    """Numbers in their order, consecutive ones as ranges: ``0-7 16``."""
-    runs = runs_of(numbers)
-    return " ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 Parts = dict[Region, np.ndarray[Any, Any]]

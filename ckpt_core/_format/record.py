@@ -356,20 +356,13 @@ def _load_leaf(value: list[Any], shardings: int, common: Any) -> LeafRecord:
         raise ValueError(f"dtype {dtype!r} is not one that a checkpoint holds")
     if type(kind) is not str or type(detail) is not str:
         raise ValueError(f"impossible kind of a leaf {str([kind, detail])[:80]}")
-    return _checked_leaf(kind, dtype, shape, chunk, detail, sharding, codec)
+    return _checked_leaf((kind, dtype, shape, chunk, detail, sharding, codec))
 
 
 @functools.lru_cache(4096)
-def _checked_leaf(
-    kind: str,
-    dtype: str,
-    shape: tuple[int, ...],
-    chunk: tuple[int, ...],
-    detail: str,
-    sharding: int | None,
-    codec: str | None,
-) -> LeafRecord:
+def _checked_leaf(described: tuple[Any, ...]) -> LeafRecord:
     """A validated leaf; cached, so equal leaves share one object."""
+    kind, dtype, shape, chunk, detail, sharding, codec = described
     if kind not in KINDS:
         raise ValueError(f"unknown kind of leaf {kind!r}")
     if dtype and kind != "key":

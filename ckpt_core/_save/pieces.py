@@ -160,9 +160,14 @@ class CheckpointWriter:
         """What writes; raises if nothing can be added (any more)."""
         if self._writing is None:
             raise CheckpointError(f"{self._job.target}: {call}() is for inside of the with block")
-        if self._failure is not None:
-            raise _given_up(self._job.target) from self._failure
+        self._refuse_failed()
         return self._writing
+
+    def _refuse_failed(self) -> None:
+        if self._failure is not None:
+            raise CheckpointError(
+                f"{self._job.target}: a part could not be written (see the cause), so nothing is: start again"
+            ) from self._failure
 
     @contextlib.contextmanager
     def _noting_failure(self) -> Generator[None]:
@@ -186,8 +191,7 @@ class CheckpointWriter:
             with self._turn, writing.operation.failing("save_failed", "beginning"):
                 if error is not None:
                     raise error
-                if self._failure is not None:
-                    raise _given_up(self._job.target) from self._failure
+                self._refuse_failed()
                 writing.finish()
         except BaseException as failure:
             writing.drop()
@@ -200,12 +204,6 @@ class CheckpointWriter:
 def _whole(name: str, leaf: PlannedLeaf, values: np.ndarray[Any, Any]) -> ArrayToWrite:
     pieces = ((whole(leaf.spec.stored_shape), values),)
     return ArrayToWrite(name, leaf.spec, leaf.chunk, pieces, leaf.size_bytes, leaf.codec, None)
-
-
-def _given_up(path: str) -> CheckpointError:
-    return CheckpointError(
-        f"{path}: a part could not be written (see the cause), so nothing is: start again"
-    )
 
 
 class PieceTree:
