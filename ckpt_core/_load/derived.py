@@ -40,10 +40,7 @@ class _Names:
 
 
 def under_rules(
-    item: SavedItem,
-    rules: Sequence[Rule],
-    paths: Sequence[Path],
-    wanted: Sequence[LeafSpec | None],
+    item: SavedItem, rules: Sequence[Rule], paths: Sequence[Path], wanted: Sequence[LeafSpec | None]
 ) -> tuple[DerivedItem, list[Mismatch]]:
     """The leaves that rules make of an item (the others stay), and what hinders some. ``wanted`` are specs of ``paths``, or None."""
     of_file = isinstance(item, ExtentItem)

@@ -18,13 +18,7 @@ from ckpt_core._fork import HOME
 from ckpt_core._format.plain_json import frozen_metadata
 from ckpt_core._layout.regions import whole
 from ckpt_core._options import MIB, Options, checked_options
-from ckpt_core._save.job import (
-    PreparedItem,
-    RecordFields,
-    SaveJob,
-    check_item_name,
-    save_job,
-)
+from ckpt_core._save.job import PreparedItem, RecordFields, SaveJob, check_item_name, save_job
 from ckpt_core._save.plan import PlannedLeaf, TreeSignature, refuse_idle
 from ckpt_core._save.prepare import landed, plan_item, prepare_item
 from ckpt_core._save.protocol import Save
