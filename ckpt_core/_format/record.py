@@ -19,7 +19,7 @@ import crc32c
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, NewerFormat
 from ckpt_core._format.packed import MOST_PACKED_BYTES, apart, unpack
 from ckpt_core._format.part import Part
-from ckpt_core._format.treedef import TreeBounds, dump_tree, load_nodes, refuse_unreadable
+from ckpt_core._format.treedef import TreeBounds, dump_tree, load_nodes
 from ckpt_core._format.untrusted import (
     LFS_POINTER,
     MOST_BYTES,
@@ -51,8 +51,8 @@ RESERVED_FOLDERS = frozenset(FOLDERS.values())
 _PREFIX = b'{"crc32c":"%08x","record":'
 _MAX_PROCESSES = 2**24
 _MOST_NAMES_BYTES = 16 * MIB
-_LONG_PATHS_BYTES = 32 * MIB
-"""Paths that take less than so much in Orbax's metadata of an item are not looked at before they are saved."""
+_LARGE_BYTES = 64 * MIB
+"""The metadata files of trees within all limits: if any has more, the record is read back before it counts."""
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
 """Exceptions that the parsing code raises for a record which ckpt did not write. No memory and no stack are no
 such: what they interrupted may be sound."""
@@ -182,31 +182,24 @@ def dump_record(record: Record) -> bytes:
     data = dump_json(body)[:-1] + b',"items":{' + items + b"}}"
     sizes = {name: file.size_bytes for name, file in record.files.items() if not file.data}
     sizes[RECORD_FILE] = len(data)
-    if max(sizes.values()) > SHORT_BYTES:
+    written = _PREFIX % crc32c.crc32c(data) + data + b"}\n"
+    if (largest := max(sizes.values())) > SHORT_BYTES:
         refuse_too_long({name: size for name, size in sizes.items() if not record.is_users(name)})
-        _refuse_unreadable(record, data, sizes)
-    return _PREFIX % crc32c.crc32c(data) + data + b"}\n"
+        try:
+            refuse_heavy(data, RECORD_FILE)
+            if largest > _LARGE_BYTES:
+                load_record(written)
+        except CheckpointCorrupt as error:
+            raise CheckpointError(
+                f"ckpt would not read this back: {error}. Save the leaves in several checkpoints"
+            ) from error
+    return written
 
 
 def dump_json(value: Any) -> bytes:
     """Compact JSON in UTF-8; NaN and infinities as in Python's json, which reads them back."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     return text.encode(errors="surrogatepass")
-
-
-def _refuse_unreadable(record: Record, data: bytes, sizes_bytes: dict[str, int]) -> None:
-    """Raises CheckpointError if the record, of which ``data`` is the text, would not be read back."""
-    try:
-        refuse_heavy(data, RECORD_FILE)
-        bounds = TreeBounds()
-        for name, item in record.items.items():
-            bounds.take(leaves=len(item.leaves))
-            if sizes_bytes.get(f"{folder_of(name)}/_METADATA", 0) > _LONG_PATHS_BYTES:
-                refuse_unreadable(item.paths, bounds)
-    except ValueError as error:  # CheckpointCorrupt is one
-        raise CheckpointError(
-            f"ckpt would not read this back: {error}. Save the leaves in several checkpoints"
-        ) from error
 
 
 def _dump_item(item: ItemRecord) -> dict[str, Any]:

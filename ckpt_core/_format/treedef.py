@@ -93,14 +93,6 @@ class TreeBounds:
             )
 
 
-def refuse_unreadable(paths: Sequence[Path], bounds: TreeBounds) -> None:
-    """Raises ValueError if ``load_nodes`` would refuse the paths of a tree: a save must not write them."""
-    for path in paths:
-        bounds.take(keys=len(path), letters=sum(map(letters_of, path)))
-    if any(type(key) is not str for path in paths for key in path):
-        _refuse_alike(paths)
-
-
 def load_nodes(
     tokens: list[Any], leaf_count: int, bounds: TreeBounds, statics: Sequence[Any] = ()
 ) -> tuple[Node, list[Path]]:
