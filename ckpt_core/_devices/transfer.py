@@ -34,10 +34,8 @@ _SMALL_BYTES = 64 * 1024
 """Arrays up to this size are stacked."""
 
 
-def bring_to_host(
-    arrays: dict[Any, Any], names: Collection[Any], copy: Copy | None = None, *, staged: bool
-) -> None:
-    """Replaces these arrays of single devices by host arrays that no later step changes; blocks until they are there. On CPU,
+def bring_to_host(arrays: dict[Any, Any], copy: Copy | None = None, *, staged: bool) -> None:
+    """Replaces arrays of single devices by host arrays that no later step changes; blocks until they are there. On CPU,
     ``np.asarray`` is a view of the array's buffer and keeps a reference to it: a later step that donates the array gets a new
     buffer. An accelerator copies to page-locked memory, which is then viewed. That runs at the speed of its bus; a copy to
     memory that the system has to give first runs at a thirtieth of it. ``copy`` also copies what is on the host, if its owner
@@ -46,7 +44,8 @@ def bring_to_host(
     accelerated = has_room = jax.default_backend() != "cpu"
     with fetching(), _unchecked() if accelerated else contextlib.nullcontext():
         if accelerated and not staged:
-            stack_small(arrays, names)
+            stack_small(arrays)
+        names = [name for name, one in arrays.items() if not isinstance(one, np.ndarray)]
         rows = {name: one for name in names if isinstance(one := arrays[name], Row)}
         stacks = {id(row.stack): row.stack for row in rows.values()}
         arrays |= stacks
@@ -127,9 +126,9 @@ def stage(arrays: dict[Any, Any], where: str) -> None:
     device can address, like ``pinned_host``; raises CheckpointError if it has none.
     """
     with _unchecked():
-        stack_small(arrays, arrays.keys())
+        stack_small(arrays)
         if where == "device":
-            for group in _alike(arrays, arrays.keys()):
+            for group in _alike(arrays):
                 arrays.update(zip(group, copies([arrays[name] for name in group]), strict=True))
             return
         stacks = {id(row.stack): row.stack for row in arrays.values() if isinstance(row, Row)}
@@ -194,9 +193,9 @@ class Row:
         return stack[self.index, ...].view(self.dtype)
 
 
-def stack_small(arrays: dict[Any, Any], names: Collection[Any]) -> None:
+def stack_small(arrays: dict[Any, Any]) -> None:
     """Replaces groups of small arrays by rows of a copy on their device; if it has no memory for that, leaves the rest."""
-    for group in _alike(arrays, names):
+    for group in _alike(arrays):
         values = [arrays[name] for name in group]
         if len(group) == 1 or not _is_stacked(values[0]):
             continue
@@ -213,11 +212,10 @@ def copies(values: list[Any]) -> list[Any]:
     return _in_own_mesh(_copies(), values)
 
 
-def _alike(arrays: dict[Any, Any], names: Collection[Any]) -> Iterator[list[Any]]:
+def _alike(arrays: dict[Any, Any]) -> Iterator[list[Any]]:
     """Groups of names whose arrays have one device, kind of memory, shape and dtype; of one name where few are alike."""
     found: dict[Any, list[Any]] = {}
-    for name in names:
-        value = arrays[name]
+    for name, value in arrays.items():
         if isinstance(value, jax.Array):
             kind = value.sharding, value.shape, value.dtype, value.weak_type
             found.setdefault(kind, []).append(name)

@@ -54,8 +54,6 @@ from ckpt_core._tree.leaves import (
 if TYPE_CHECKING:
     from ckpt_core._save.protocol import Save
 
-Shared = tuple[tuple[tuple[str, int], ...], ...]
-"""See ``RecordFields.shared``."""
 Live = list[tuple[Any, bool]]
 """The live objects of an item, each with whether it may stand there twice."""
 Parts = dict[tuple[int, int], Any]
@@ -73,19 +71,31 @@ def take_snapshot(
     copy: Copy | None = None,
     begins: Save | None = None,
 ) -> None:
-    """Copies or references all values as they are now, once for all saves of one step. With several processes, an error
-    is raised later, in ``agree``, where the others wait. ``begins`` is the save that then begins on process 0, in a file
-    system.
+    """Flattens, plans, and copies or references all values as they are now, once for all saves of one step. ``copy`` copies
+    host memory that the caller could change meanwhile; None: it waits. With several processes, an error is raised
+    later, in ``agree``, where the others wait. ``begins`` is the save that then begins on process 0, in a file system.
     """
     jobs = [one.job for one in saves]
     for one in saves:
         one.operation.happened("save_started")
+    shared = SharedObjects() if len(items) > 1 else None
+    lives: list[Live] = [[] for _ in items]
     try:
         with saves[0].operation.watched("taking the snapshot"):
-            fields = jobs[0].fields.frozen()
-            prepared, shared = prepare_items(items, jobs, copy)
-            for one, its in zip(saves, prepared, strict=True):
-                one.items, one.fields = its, replace(fields, shared=shared)
+            fields, adapters = jobs[0].fields.frozen(), _adapters.introduce(items)
+            prepared = [
+                prepare_item(name, value, adapters[name], jobs, copy, shared, live)
+                for (name, value), live in zip(items.items(), lives, strict=True)
+            ]
+            if any(lives):
+                advice = "Save it at one of these places, or a copy of it at the other"
+                _adapters.refuse_twice(items, lives, advice)
+            rules = jobs[0].options.compression
+            if isinstance(rules, Mapping):
+                refuse_idle(rules, [(first.name, first.record.paths) for first, *_ in prepared])
+            fields = replace(fields, shared=() if shared is None else shared.groups())
+            for one, own in zip(saves, zip(*prepared, strict=True), strict=True):
+                one.items, one.fields = [*own], fields
             if begins is not None and jobs[0].local and jobs[0].processes.index == 0:
                 begins.begin()
         for one in saves:
@@ -100,30 +110,6 @@ def take_snapshot(
         raise
 
 
-def prepare_items(
-    items: Mapping[str, Any], jobs: Sequence[SaveJob], copy: Copy | None
-) -> tuple[list[list[PreparedItem]], Shared]:
-    """Flattens, plans and snapshots all items: for each job its items, and the objects that several share. ``copy``
-    copies host memory that the caller could change meanwhile; None: it waits. ValueError: an ``Options.compression``
-    pattern matches no leaf.
-    """
-    shared = SharedObjects() if len(items) > 1 else None
-    adapters = _adapters.introduce(items)
-    lives: list[Live] = [[] for _ in items]
-    prepared = [
-        prepare_item(name, value, adapters[name], jobs, copy, shared, live)
-        for (name, value), live in zip(items.items(), lives, strict=True)
-    ]
-    if any(lives):
-        advice = "Save it at one of these places, or a copy of it at the other"
-        _adapters.refuse_twice(items, lives, advice)
-    rules = jobs[0].options.compression
-    if isinstance(rules, Mapping):
-        refuse_idle(rules, [(first.name, first.record.paths) for first, *_ in prepared])
-    by_job = [[item[position] for item in prepared] for position in range(len(jobs))]
-    return by_job, () if shared is None else shared.groups()
-
-
 def prepare_item(
     name: str,
     value: Any,
@@ -133,7 +119,7 @@ def prepare_item(
     shared: SharedObjects | None = None,
     live: Live | None = None,
 ) -> list[PreparedItem]:
-    """Prepares an item for each job, as ``prepare_items`` does; ``shared`` notes its leaves, ``live`` its live objects."""
+    """Prepares an item for each job, as ``take_snapshot`` does; ``shared`` notes its leaves, ``live`` its live objects."""
     try:
         if isinstance(value, Json):
             return [prepare_json(name, value, job) for job in jobs]
@@ -199,9 +185,9 @@ def _prepare_tree(
     # arrays that need copy_now are copied here instead
     if options.snapshot != "host" and copy is not None and copy_now is None:
         transfer.stage(parts, options.snapshot)
-        landing = _Landing(first.leaves, parts)
+        landing = _Landing(parts)
     else:
-        transfer.bring_to_host(parts, _on_devices(first.leaves, parts), copy_now, staged=False)
+        transfer.bring_to_host(parts, copy_now, staged=False)
     linking = any(job.links is not None for job in jobs)
     origins = [
         weakref.ref(leaf) if linking and spec.kind == "jax" else None
@@ -264,15 +250,10 @@ def _host_part(leaf: PlannedLeaf, value: Any, copy: Copy | None) -> np.ndarray[A
     return copy(host) if copy is not None and leaf.spec.kind == "numpy" else host
 
 
-def _on_devices(leaves: Sequence[PlannedLeaf], parts: Parts) -> list[tuple[int, int]]:
-    return [place for place in parts if leaves[place[0]].held is not None]
-
-
 @dataclass
 class _Landing:
     """Brings copies in device memory to the host once, on the first thread that writes, and frees that memory."""
 
-    leaves: Sequence[PlannedLeaf]
     parts: Parts
     lock: threading.Lock = field(default_factory=threading.Lock)
     landed: bool = False
@@ -285,8 +266,7 @@ class _Landing:
             if self.landed:
                 return
             try:
-                places = _on_devices(self.leaves, self.parts)
-                transfer.bring_to_host(self.parts, places, staged=True)
+                transfer.bring_to_host(self.parts, staged=True)
                 self.landed = True
             except BaseException as error:
                 # as text: the error's traceback leads back here, and such a circle would hold the arrays
