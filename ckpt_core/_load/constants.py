@@ -45,7 +45,7 @@ def unread(
     item: SavedItem, dicts: dict[Path, tuple[Node, int]], path: Path, request: Request
 ) -> Any:
     """What was saved at a path of the target, or None, for ``wanted`` of an adapter: each leaf a ``LeafSpec``. ``dicts`` is a cache."""
-    if path and (request.only is not None or request.rules.missing != "error"):
+    if path and (request.only is not None or request.matching.missing != "error"):
         return None
     if path and not dicts:
         dicts[()] = item.root, 0
@@ -55,7 +55,7 @@ def unread(
                 first.setdefault(saved[:length], position)
         for at, node in nodes_in(item.root):
             if node.kind == "dict":
-                renamed = tuple(map(str, renamed_path(at, request.rules.rename)))
+                renamed = tuple(map(str, renamed_path(at, request.matching.rename)))
                 dicts[renamed] = node, first.get(at, 0)
     root, start = dicts.get(tuple(map(str, path)), (None, 0)) if path else (item.root, 0)
     if root is None:

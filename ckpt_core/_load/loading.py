@@ -130,8 +130,8 @@ def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> d
         taken = any(isinstance(plan.item, DerivedItem) for plan in plans)
         _check_patterns(checkpoint, plans, "select", [*request.select], taken)
     if (
-        request.rules.rename is not None
-        or request.name_rules
+        request.matching.rename is not None
+        or request.rules
         or any(plan.match is not None and plan.match.mismatches for plan in plans)
     ):
         refuse_mismatches(checkpoint, plans, request)
@@ -178,7 +178,7 @@ def _read(
             if watch is not None:
                 watch(0)
             leaves[result] = None  # drop the old array before the new one is made
-            path, cast = item.paths[want.leaf], request.rules.cast
+            path, cast = item.paths[want.leaf], request.matching.cast
             leaves[result] = value = value_of(spec, want, parts, path, cast=cast)
             if in_place is not None:
                 in_place.take(plan, result, value, size_bytes)

@@ -89,7 +89,7 @@ def plan_item(
     if getattr(adapter, "per_process", False):
         raise non_tree.other_kind(checkpoint, item, "a tree of arrays", type(like).__name__)
     if getattr(adapter, "accepts_any_structure", False):
-        if request.name_rules and under_rules(item, request.name_rules, (), ())[0].rules:
+        if request.rules and under_rules(item, request.rules, (), ())[0].rules:
             raise TypeError(
                 f"item {item.name!r}: rules= need a target with a structure of its own: pass a tree of arrays"
             )
@@ -107,8 +107,8 @@ def _plan_strict(item: SavedItem, wanted: TargetTree, request: Request) -> ItemP
     """The plan for a target that the item must match, except for what the request allows."""
     like, flat, live = wanted.like, wanted.flat, wanted.live
     problems: list[Mismatch] = []
-    if request.name_rules is not None:
-        item, problems = under_rules(item, request.name_rules, flat.paths, wanted.specs)
+    if request.rules is not None:
+        item, problems = under_rules(item, request.rules, flat.paths, wanted.specs)
     found = _matched(item, wanted, request)
     found.mismatches += problems
     at_once = not live or not request.restores or request.options.atomic_restore
@@ -149,7 +149,7 @@ def _plan_strict(item: SavedItem, wanted: TargetTree, request: Request) -> ItemP
 
 def _matched(item: SavedItem, wanted: TargetTree, request: Request) -> Match:
     """For each leaf of the target the position of its saved leaf; and all differences."""
-    rules, left_alone = request.rules, frozenset[str]()
+    rules, left_alone = request.matching, frozenset[str]()
     flat, places = wanted.flat, wanted.places
     # else the paths are those of the target
     aligns = wanted.live and hasattr(_adapters.adapter_for(wanted.like), "align")
@@ -202,10 +202,10 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
     root = item.root
     if selected is not None:
         root = pruned(root, set(positions)) or Node("dict")
-    elif request.rules.rename is None and code_and_constants(root):
+    elif request.matching.rename is None and code_and_constants(root):
         constants.refuse_without_functions(item, root)
     make: Make = functools.partial(unflatten, root)
-    renamed = request.rules.rename
+    renamed = request.matching.rename
     if renamed is not None:
         names = renamed_names(item, renamed)
         make = functools.partial(renamed_dicts, [names[at] for at in positions])
@@ -222,7 +222,7 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
     same = constants.without_static(flat.root) == constants.without_static(item.root)
     found = Match()
     if same and flat.root != item.root and request.only is None:
-        constants.compare(found, item, flat, request.rules, everything=True)
+        constants.compare(found, item, flat, request.matching, everything=True)
     item = replace(
         item, root=flat.root if same else constants.with_functions_of(flat.root, item.root)
     )

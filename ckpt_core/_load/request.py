@@ -63,7 +63,7 @@ NOT_PASSED = _NotPassed()
 class Request:
     """What a load or restore is asked for, but for the checkpoint."""
 
-    rules: MatchRules
+    matching: MatchRules
     only: Only  # not resolved yet: that is done for each item
     options: Options
     target: Any = NOT_PASSED  # of a load ``like``; of a restore the targets by item name
@@ -74,7 +74,7 @@ class Request:
     dtype: str = ""  # of all arrays of floats, for a load without a target; empty: as saved
     together: Round | None = None  # in which the processes agree; None: taken when the load starts
     abandoned: Callable[[], bool] | None = None  # of a background load: the interpreter is exiting
-    name_rules: tuple[Rule, ...] | None = None  # ``rules=``
+    rules: tuple[Rule, ...] | None = None
     select: Mapping[str, tuple[Any, ...]] | None = None  # by pattern, the entries of the index
 
 
@@ -140,7 +140,7 @@ def make_request(
         sharding=sharding,
         as_numpy=as_numpy,
         dtype=_dtype_of_all(cast, missing, unexpected) if like is None and asks else "",
-        name_rules=None if rules is None else rules_from(rules),
+        rules=None if rules is None else rules_from(rules),
         select=None if select is None else _indices(select),
     )
 
