@@ -17,7 +17,7 @@ from ckpt_core._saved import DerivedItem, ExtentItem, SavedItem
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.leaves import LeafSpec, leaf_spec
 from ckpt_core._tree.match import parse_path
-from ckpt_core._tree.patterns import Select, selector
+from ckpt_core._tree.patterns import Predicate, selector
 
 _MOST_LEAVES = 100_000
 """Of one stacked array: a forged size could ask for any number."""
@@ -230,7 +230,7 @@ def _view(rule: Rule, wanted: Shape | None, stacked: int, joined: int) -> View |
 
 
 def under_select(
-    where: str, item: SavedItem, select: Mapping[str, tuple[Any, ...]], wanted: Select | None
+    where: str, item: SavedItem, select: Mapping[str, tuple[Any, ...]], wanted: Predicate | None
 ) -> SavedItem:
     """The item with the parts of ``wanted`` arrays that ``select=`` takes; itself if no pattern fits. Raises StructureMismatch."""
     made, problems, changed = list[tuple[Path, _Made]](), list[Mismatch](), False

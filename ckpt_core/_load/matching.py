@@ -24,7 +24,7 @@ from ckpt_core._storage import StoreContext
 from ckpt_core._tree import Node, Path, code_and_constants, flatten, format_path, unflatten
 from ckpt_core._tree.leaves import PYTHON_NUMBERS, TEXT_KINDS, LeafSpec
 from ckpt_core._tree.match import Match, MatchRules, covers, match, positions_of, renamed_path
-from ckpt_core._tree.patterns import Select, selector
+from ckpt_core._tree.patterns import Predicate, selector
 from ckpt_core._words import some
 from ckpt_core.arguments import nearest, with_article
 
@@ -257,7 +257,7 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
     return ItemPlan(item, make, positions, kept, wants, found, live=[(like, False)])
 
 
-def selection(only: Any, item: str, like: Any) -> Select | None:
+def selection(only: Any, item: str, like: Any) -> Predicate | None:
     """The function of (path, spec) that ``only=`` stands for; None: all. TypeError for a filter that no adapter here knows."""
     adapter = None if like is None else _adapters.adapter_for(like)
     is_filter = getattr(adapter, "is_filter", None)
@@ -272,7 +272,7 @@ def selection(only: Any, item: str, like: Any) -> Select | None:
     return selector(only, item=item)
 
 
-def _less(selected: Select | None, left_out: Callable[[Path], bool]) -> Select:
+def _less(selected: Predicate | None, left_out: Callable[[Path], bool]) -> Predicate:
     """The selection without the paths that are left out."""
 
     def selects(path: Path, spec: LeafSpec) -> bool:
@@ -297,7 +297,7 @@ def _placeholders_for_nothing(
 
 
 def _refuse_abstract_kept(
-    found: Match, wanted: TargetTree, item: SavedItem, everything: bool, selected: Select | None
+    found: Match, wanted: TargetTree, item: SavedItem, everything: bool, selected: Predicate | None
 ) -> None:
     """Adds to ``found`` a mismatch for each leaf that must come from the checkpoint and is missing there: abstract leaves and
     deleted arrays hold no value to keep. Beside ``only=`` abstract leaves may stay, but none that is wanted as it was saved.
