@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ckpt_core._errors import Mismatch, StructureMismatch
-from ckpt_core._format.recipes import Part, Recipe, View, indexed, unchanged
+from ckpt_core._format.recipes import Cut, Recipe, View, indexed, unchanged
 from ckpt_core._format.rules import Bound, Rule, bind, dimensions, resized, view_of, with_places
 from ckpt_core._layout.regions import Shape, whole
 from ckpt_core._load.renames import paths_of_names
@@ -77,7 +77,7 @@ def under_rules(
 
 
 def _as_saved(item: SavedItem, leaf: int) -> _Made:
-    return item.specs[leaf], Recipe.of(Part(leaf, whole(item.specs[leaf].stored_shape)))
+    return item.specs[leaf], Recipe.of(Cut(leaf, whole(item.specs[leaf].stored_shape)))
 
 
 def _derived(
@@ -170,11 +170,11 @@ def _made(bound: Bound, names: _Names) -> Iterator[tuple[str, _Made]]:
     for at in itertools.product(*map(range, sizes)):
         numbers = dict(zip(dropped, at, strict=True))
 
-        def part(leaf: int, numbers: Mapping[int, int] = numbers) -> Part:
+        def part(leaf: int, numbers: Mapping[int, int] = numbers) -> Cut:
             region = list(whole(specs[leaf].shape))
             for axis, n in numbers.items():
                 region[axis] = n, n + 1
-            return Part(leaf, tuple(region), dropped)
+            return Cut(leaf, tuple(region), dropped)
 
         values = dict(zip(rule.stack, map(str, at), strict=False))
         results = [with_places(path, values) for path in bound.results]
@@ -182,7 +182,7 @@ def _made(bound: Bound, names: _Names) -> Iterator[tuple[str, _Made]]:
 
 
 def _of_rows(
-    bound: Bound, names: _Names, results: Sequence[str], rows: Sequence[tuple[Part, ...]]
+    bound: Bound, names: _Names, results: Sequence[str], rows: Sequence[tuple[Cut, ...]]
 ) -> Iterator[tuple[str, _Made]]:
     """The leaves that a rule makes of rows of parts."""
     rule, counts, sizes = bound.rule, bound.counts, [part.shape for part in rows[0]]

@@ -130,9 +130,9 @@ class PreparedItem:
     # by array name, those that each process has one of, as texts to compare; complete after ``landed``
     values: dict[str, str] = field(default_factory=dict[str, str])
     compares: bool = False  # whether other processes have such values
-    parts: dict[tuple[int, int], Any] | None = None  # of its arrays, until ``landed``
+    taken: dict[tuple[int, int], Any] | None = None  # of its leaves, until ``landed``
     origins: Sequence[Any] = ()  # weak references to the jax arrays among the leaves, or None
-    landing: Callable[[], None] | None = None  # brings ``parts`` to the host; None: they are there
+    landing: Callable[[], None] | None = None  # brings that to the host; None: it is there
 
     @functools.cached_property
     def folder(self) -> str:

@@ -1,7 +1,7 @@
 """Flattens, plans and snapshots items: all that a save does while the caller waits.
 
 A step that goes to several tiers is flattened and copied once: each tier has a plan of its own (``SaveJob.own``), and
-takes what it writes from the same parts.
+takes what it writes from what was copied once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ckpt_core._format import orbax_files, process_state
 from ckpt_core._format.plain_json import refuse_keys
 from ckpt_core._format.record import ItemRecord, dump_json
 from ckpt_core._items import Files, Json, SavedFiles
-from ckpt_core._layout.regions import Region, within
+from ckpt_core._layout.regions import within
 from ckpt_core._lazy import jax
 from ckpt_core._options import MIB
 from ckpt_core._platform import ROOTS
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 Live = list[tuple[Any, bool]]
 """The live objects of an item, each with whether it may stand there twice."""
-Parts = dict[tuple[int, int], Any]
+Taken = dict[tuple[int, int], Any]
 """What was taken of each leaf, by its position and that of the shard in ``PlannedLeaf.held.mine``: first on devices, later
 numpy arrays. Of a leaf that no sharding places there is one, at 0, or none."""
 NOTES: tuple[str, ...] = ("metadata", "data.json")
@@ -171,10 +171,10 @@ def _prepare_tree(
     if texts:
         # called for its checks only, so that a text that cannot be stored fails on this thread
         orbax_files.strings_file(texts, dict(zip(first.names, flat.paths, strict=True)))
-    parts: Parts = {}
+    taken: Taken = {}
     compare = [job.processes.count > 1 and not job.own for job in jobs]
     for plan, compares in zip(plans, compare, strict=True):
-        _collect_parts(plan, data, parts, copy, compares)
+        _take_parts(plan, data, taken, copy, compares)
     options = jobs[0].options
     # on an accelerator, the transfer to the host makes a copy anyway
     adapters = {_adapters.adapter_for(obj) for obj, _ in found}
@@ -184,10 +184,10 @@ def _prepare_tree(
     # stage() only enqueues copies, which may run after the caller has written to shared memory: so
     # arrays that need copy_now are copied here instead
     if options.snapshot != "host" and copy is not None and copy_now is None:
-        transfer.stage(parts, options.snapshot)
-        landing = _Landing(parts)
+        transfer.stage(taken, options.snapshot)
+        landing = _Landing(taken)
     else:
-        transfer.bring_to_host(parts, copy_now, staged=False)
+        transfer.bring_to_host(taken, copy_now, staged=False)
     linking = any(job.links is not None for job in jobs)
     origins = [
         weakref.ref(leaf) if linking and spec.kind == "jax" else None
@@ -200,7 +200,7 @@ def _prepare_tree(
             plan,
             texts=texts,
             compares=compares,
-            parts=parts,
+            taken=taken,
             origins=origins,
             landing=landing,
         )
@@ -218,10 +218,10 @@ def plan_item(name: str, signature: TreeSignature, job: SaveJob) -> TreePlan:
     )
 
 
-def _collect_parts(
-    plan: TreePlan, data: Sequence[Any], parts: Parts, copy: Copy | None, compares: bool
+def _take_parts(
+    plan: TreePlan, data: Sequence[Any], taken: Taken, copy: Copy | None, compares: bool
 ) -> None:
-    """Adds to ``parts`` what this plan writes and is not there yet: shards on devices, or host arrays; if it ``compares``,
+    """Adds to ``taken`` what this plan writes and is not there yet: shards on devices, or host arrays; if it ``compares``,
     also values of which each process has one: process 0 writes them, and the others compare theirs.
     """
     for position, (name, leaf, stored) in enumerate(
@@ -229,19 +229,19 @@ def _collect_parts(
     ):
         only = position, 0
         if leaf.whole is not None:
-            parts[only] = stored
+            taken[only] = stored
         elif leaf.writes:
             if leaf.held is None:
-                if only not in parts:
-                    parts[only] = _host_part(leaf, stored, copy)
+                if only not in taken:
+                    taken[only] = _host_part(leaf, stored, copy)
             else:
                 held = transfer.held_data(stored, leaf.held)
                 for shard, _ in leaf.writes:
-                    parts[position, shard] = held[shard]
-        elif not compares or only in parts or leaf.spec.kind in TEXT_KINDS:
+                    taken[position, shard] = held[shard]
+        elif not compares or only in taken or leaf.spec.kind in TEXT_KINDS:
             continue
         elif name in plan.unshared:
-            parts[only] = stored if leaf.held is not None else _host_part(leaf, stored, copy)
+            taken[only] = stored if leaf.held is not None else _host_part(leaf, stored, copy)
 
 
 def _host_part(leaf: PlannedLeaf, value: Any, copy: Copy | None) -> np.ndarray[Any, Any]:
@@ -254,31 +254,29 @@ def _host_part(leaf: PlannedLeaf, value: Any, copy: Copy | None) -> np.ndarray[A
 class _Landing:
     """Brings copies in device memory to the host once, on the first thread that writes, and frees that memory."""
 
-    parts: Parts
+    taken: Taken
     lock: threading.Lock = field(default_factory=threading.Lock)
-    landed: bool = False
-    failure: str = ""
+    outcome: str | None = None  # None: not begun; empty: they are there; else why they are not
 
     def __call__(self) -> None:
         with self.lock:
-            if self.failure:
-                raise CheckpointError(f"the snapshot did not reach the host: {self.failure}")
-            if self.landed:
-                return
             try:
-                transfer.bring_to_host(self.parts, staged=True)
-                self.landed = True
+                if self.outcome is None:
+                    transfer.bring_to_host(self.taken, staged=True)
+                    self.outcome = ""
             except BaseException as error:
                 # as text: the error's traceback leads back here, and such a circle would hold the arrays
-                self.failure = f"{type(error).__name__}: {error}"
-                self.parts.clear()
+                self.outcome = f"{type(error).__name__}: {error}"
+                self.taken.clear()
                 raise
+            if self.outcome:
+                raise CheckpointError(f"the snapshot did not reach the host: {self.outcome}")
 
 
 def landed(item: PreparedItem) -> PreparedItem:
     """The item with its arrays on the host, and the values that all compare; blocks until they are there."""
-    plan, parts = item.plan, item.parts
-    if plan is None or parts is None:
+    plan, taken = item.plan, item.taken
+    if plan is None or taken is None:
         return item
     if item.landing is not None:
         item.landing()
@@ -290,31 +288,29 @@ def landed(item: PreparedItem) -> PreparedItem:
         if leaf.spec.kind in TEXT_KINDS:
             continue
         if item.compares and name in plan.unshared:
-            values[name] = text_of_array(parts[position, 0], leaf.spec)
+            values[name] = text_of_array(taken[position, 0], leaf.spec)
         if leaf.whole is not None:
-            pieces = ((leaf.whole, parts[position, 0]),)
+            pieces = ((leaf.whole, taken[position, 0]),)
         elif leaf.held is None:
-            pieces = tuple([(regions[0], parts[position, 0]) for _, regions in leaf.writes])
+            pieces = tuple([(regions[0], taken[position, 0]) for _, regions in leaf.writes])
         else:
-            taken = [(shard, regions, parts[position, shard]) for shard, regions in leaf.writes]
-            pieces = tuple(_device_pieces(leaf.spec, leaf.held, taken))
+            pieces = tuple(_device_pieces(position, leaf, leaf.held, taken))
         arrays.append(
             ArrayToWrite(name, leaf.spec, leaf.chunk, pieces, leaf.size_bytes, leaf.codec, origin)
         )
     if item.compares:
         values |= {name: text_of_text(text) for name, text in item.texts.items()}
-    return replace(item, arrays=tuple(arrays), values=values, parts=None, origins=(), landing=None)
+    return replace(item, arrays=tuple(arrays), values=values, taken=None, origins=(), landing=None)
 
 
 def _device_pieces(
-    spec: LeafSpec,
-    held: shardings.LocalShards,
-    taken: Iterable[tuple[int, tuple[Region, ...], np.ndarray[Any, Any]]],
+    position: int, leaf: PlannedLeaf, held: shardings.LocalShards, taken: Taken
 ) -> Iterator[transfer.Piece]:
     """Pairs of a region that this process writes, and its values in the stored dtype."""
+    spec = leaf.spec
     carried = spec.stored_dtype != spec.dtype and spec.kind != "key"
-    for shard, regions, part in taken:
-        region = held.mine[shard][0]
+    for shard, regions in leaf.writes:
+        region, part = held.mine[shard][0], taken[position, shard]
         host = as_stored(part, spec) if carried else part
         for one in regions:
             yield one, host if one == region else host[within(one, region)]
