@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,7 +42,7 @@ def bring_to_host(arrays: dict[Any, Any], copy: Copy | None = None, *, staged: b
     could write to it; ``staged`` arrays are copies, which ``stage`` made.
     """
     accelerated = has_room = jax.default_backend() != "cpu"
-    with fetching(), _unchecked() if accelerated else contextlib.nullcontext():
+    with fetching(), jax.debug_nans(False), jax.debug_infs(False):  # a NaN of the state is no error
         if accelerated and not staged:
             stack_small(arrays)
         names = [name for name, one in arrays.items() if not isinstance(one, np.ndarray)]
@@ -125,7 +125,7 @@ def stage(arrays: dict[Any, Any], where: str) -> None:
     enqueued before the caller's next step, which may donate the originals. ``where`` is ``device``, or a memory kind that the
     device can address, like ``pinned_host``; raises CheckpointError if it has none.
     """
-    with _unchecked():
+    with jax.debug_nans(False), jax.debug_infs(False):
         stack_small(arrays)
         if where == "device":
             for group in _alike(arrays):
@@ -160,13 +160,6 @@ def _moved(arrays: dict[Any, Any], where: str) -> dict[Any, Any]:
         put = jax.device_put([arrays[name] for name in targets], [*targets.values()])
         there |= zip(targets, put, strict=True)
     return there
-
-
-@contextlib.contextmanager
-def _unchecked() -> Generator[None]:
-    """Context in which a NaN of the state is no error of a copy."""
-    with jax.debug_nans(False), jax.debug_infs(False):
-        yield
 
 
 def held_data(array: Any, held: LocalShards) -> list[Any]:

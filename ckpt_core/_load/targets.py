@@ -182,7 +182,8 @@ def wants_of(
 ) -> list[Want]:
     """What is read for leaves of the result, from each one's position in the item, spec, and leaf in the target, or None."""
     asked = [None if leaf is None else shardings.wanted_sharding(leaf) for _, _, leaf in wanted]
-    named = (one for one in asked if isinstance(one, jax.sharding.NamedSharding))
+    there = (one for one in asked if one is not None)  # jax is imported for none else
+    named = (one for one in there if isinstance(one, jax.sharding.NamedSharding))
     mesh = next((one.mesh for one in named if one.mesh.size > 1), None)
     # many leaves differ in their positions alone, unless sharding= depends on the path; equal specs are mostly one object
     alike = sharding is None or isinstance(sharding, (jax.sharding.Sharding, jax.sharding.Mesh))
