@@ -155,11 +155,10 @@ def _indices(select: Any) -> dict[str, tuple[Any, ...]]:
     for pattern, entries in found.items():
         where = f"select={{{pattern!r}: {select[pattern]!r}}}"
         slices = [one for one in entries if isinstance(one, slice)]
-        ends = [end for one in slices for end in (one.start, one.stop)]
         numbers = [one for one in entries if not isinstance(one, slice) and one is not ...]
-        numbers += [end for end in ends if end is not None]
+        numbers += [n for one in slices for n in (one.start, one.stop) if n is not None]
         odd = [n for n in numbers if isinstance(n, bool) or not isinstance(n, int | np.integer)]
-        if odd or [one is ... for one in entries].count(True) > 1:
+        if odd or sum(one is ... for one in entries) > 1:
             raise TypeError(f"{where}: an index is of whole numbers, slices and at most one ...")
         if any(one.step not in (None, 1) for one in slices):
             raise ValueError(f"{where}: select= takes no steps: load without, and index the result")
