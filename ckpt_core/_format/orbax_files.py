@@ -357,10 +357,10 @@ def load_shardings(data: bytes, file: str) -> dict[str, dict[str, Any]]:
     """Array name -> sharding, from a ``_sharding`` file."""
     value: Any = parse_json(data, file)
     try:
+        texts = dict.fromkeys(text for text in value.values() if text)  # thousands share few
+        parsed = {one: parse_json(one.encode(errors="surrogatepass"), file) for one in texts}
         return {
-            base64.urlsafe_b64decode(key).decode(errors="surrogatepass"): parse_json(
-                text.encode(errors="surrogatepass"), file
-            )
+            base64.urlsafe_b64decode(key).decode(errors="surrogatepass"): parsed[text]
             for key, text in value.items()
             if text
         }

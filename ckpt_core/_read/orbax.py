@@ -26,7 +26,7 @@ from ckpt_core._storage import (
     read_region,
 )
 from ckpt_core._tree import format_path
-from ckpt_core._tree.leaves import KEY_WORDS, STORED_DTYPES, LeafSpec
+from ckpt_core._tree.leaves import KEY_WORDS, STORED_DTYPES, LeafSpec, leaf_spec
 
 
 @dataclass(frozen=True)
@@ -139,17 +139,18 @@ def _orbax_spec(
     leaf: orbax_files.OrbaxLeaf, arrays: dict[str, ForeignArray], impl: str | None
 ) -> LeafSpec:
     if leaf.value_type == "string":
-        return LeafSpec("str")
+        return leaf_spec("str")
     array = arrays[leaf.name]
     if array.dtype not in STORED_DTYPES:
         where = format_path(leaf.path)
         raise CheckpointCorrupt(f"leaf {where}: no such dtype: {array.dtype}", leaf=where)
     if impl in KEY_WORDS:
-        return LeafSpec("key", impl, array.shape[:-1])
+        return leaf_spec("key", impl, array.shape[:-1])
     if leaf.value_type == "scalar":
         kind = _SCALAR_KINDS.get(np.dtype(array.store.dtype.numpy_dtype).kind, "float")
-        return LeafSpec(kind, array.dtype)
-    return LeafSpec("numpy" if leaf.value_type == "np.ndarray" else "jax", array.dtype, array.shape)
+        return leaf_spec(kind, array.dtype)
+    kind = "numpy" if leaf.value_type == "np.ndarray" else "jax"
+    return leaf_spec(kind, array.dtype, array.shape)
 
 
 def read_special(checkpoint: Checkpoint, item: OrbaxItem, context: StoreContext) -> Array:
