@@ -115,8 +115,6 @@ def rebuild_sharding(
                         device, memory_kind=described.get("memory_kind")
                     )
             return None
-        if described["sharding_type"] != "NamedSharding":
-            return None
         spec = [
             tuple(part) if isinstance(part, list) else part for part in described["partition_spec"]
         ]
@@ -125,10 +123,8 @@ def rebuild_sharding(
             mesh, kind = _saved_mesh(described), described.get("memory_kind")
         else:
             spec = [_refit(part, mesh) for part in spec]
-        if mesh is None:
-            return None
         return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec), memory_kind=kind)
-    except Exception:  # also jax's own, for a sharding that does not fit the mesh
+    except Exception:  # another type, or other devices; also jax's own, if it does not fit the mesh
         return None
 
 
@@ -138,12 +134,10 @@ def _refit(part: Any, mesh: jax.sharding.Mesh) -> Any:
     return (kept[0] if len(kept) == 1 else kept) if kept else None
 
 
-def _saved_mesh(described: dict[str, Any]) -> jax.sharding.Mesh | None:
+def _saved_mesh(described: dict[str, Any]) -> jax.sharding.Mesh:
     by_id = {device.id: device for device in jax.devices()}
     nodes = np.array(described["device_mesh"]["mesh"], dtype=object).reshape(described["shape"])
-    devices = np.vectorize(lambda node: by_id.get(node["id"]), otypes=[object])(nodes)
-    if None in devices:
-        return None
+    devices = np.vectorize(lambda node: by_id[node["id"]], otypes=[object])(nodes)
     types = tuple(
         getattr(jax.sharding.AxisType, str(kind).rpartition(".")[2])
         for kind in described.get("axis_types") or []
