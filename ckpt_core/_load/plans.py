@@ -151,7 +151,6 @@ class InPlace:
     _waiting_bytes: int = 0
     _new: list[Any] = field(default_factory=list[Any])  # set in parts: deleted if the restore fails
     _begun: dict[str, ItemPlan] = field(default_factory=dict[str, ItemPlan])  # set in part, by name
-    _early: dict[str, Any] = field(default_factory=dict[str, Any])  # values of what begin() has set
     _setting: bool = False  # an object is being set
     _set: list[ItemPlan] = field(default_factory=list[ItemPlan])  # set as a whole
 
@@ -161,7 +160,7 @@ class InPlace:
             if plan.is_pipeline:
                 self._set.append(plan)
                 self._setting = True
-                self._early[plan.item.name] = plan.make([])
+                plan.make = constant(plan.make([]))
                 self._setting = False
 
     def take(self, plan: ItemPlan, result: int, value: Any, size_bytes: int) -> None:
@@ -197,10 +196,7 @@ class InPlace:
         """The value of each item, after the last step of a restore: sets all live objects that are not set yet."""
         values: list[Any] = []
         for plan, read in zip(plans, leaves, strict=True):
-            if plan.item.name in self._early:
-                values.append(self._early[plan.item.name])
-                continue
-            if plan.live and plan.item.name not in self._begun:
+            if plan.live and not plan.is_pipeline and plan.item.name not in self._begun:
                 self._set.append(plan)
             self._setting = True
             values.append(plan.make(read))
@@ -224,7 +220,7 @@ class InPlace:
         if self._begun:
             drop_locals(error)  # a caller that keeps the error must not keep the old arrays alive
         # the error's traceback keeps this object alive, so it must release the old arrays
-        self._begun, self._new, self._set, self._waiting, self._early = {}, [], [], {}, {}
+        self._begun, self._new, self._set, self._waiting = {}, [], [], {}
 
     def _delete_new(self, error: BaseException) -> None:
         """Deletes the new arrays of objects set in parts, so that jax refuses to use them."""
