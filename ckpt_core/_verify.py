@@ -10,7 +10,7 @@ from dataclasses import replace
 from ckpt_core._directory import crc32_of, read_run_metadata
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, load_checksums
-from ckpt_core._format.orbax_write import COMMIT_FILE, STEP_METADATA
+from ckpt_core._format.orbax_files import COMMIT_FILE, STEP_METADATA
 from ckpt_core._format.record import RECORD_FILE, FileRecord, parse_json
 from ckpt_core._layout.chunks import chunk_of_key
 from ckpt_core._layout.regions import gaps, whole

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,22 +34,19 @@ _SMALL_BYTES = 64 * 1024
 """Arrays up to this size are stacked."""
 
 
-def bring_to_host(
-    arrays: dict[Any, Any], names: Collection[Any], copy: Copy | None = None, *, staged: bool
-) -> None:
-    """Replaces these arrays of single devices by host arrays that no later step changes; blocks until they are there. On CPU,
+def bring_to_host(arrays: dict[Any, Any], copy: Copy | None = None, *, staged: bool) -> None:
+    """Replaces arrays of single devices by host arrays that no later step changes; blocks until they are there. On CPU,
     ``np.asarray`` is a view of the array's buffer and keeps a reference to it: a later step that donates the array gets a new
     buffer. An accelerator copies to page-locked memory, which is then viewed. That runs at the speed of its bus; a copy to
     memory that the system has to give first runs at a thirtieth of it. ``copy`` also copies what is on the host, if its owner
     could write to it; ``staged`` arrays are copies, which ``stage`` made.
     """
     accelerated = has_room = jax.default_backend() != "cpu"
-    with fetching(), _unchecked() if accelerated else contextlib.nullcontext():
+    with fetching(), jax.debug_nans(False), jax.debug_infs(False):  # a NaN of the state is no error
         if accelerated and not staged:
-            stack_small(arrays, names)
-        rows: dict[Any, Row] = {}
-        if accelerated or staged:
-            rows = {name: arrays[name] for name in names if isinstance(arrays[name], Row)}
+            stack_small(arrays)
+        names = [name for name, one in arrays.items() if not isinstance(one, np.ndarray)]
+        rows = {name: one for name in names if isinstance(one := arrays[name], Row)}
         stacks = {id(row.stack): row.stack for row in rows.values()}
         arrays |= stacks
         each = [*stacks, *(name for name in names if name not in rows)] if rows else names
@@ -128,10 +125,10 @@ def stage(arrays: dict[Any, Any], where: str) -> None:
     enqueued before the caller's next step, which may donate the originals. ``where`` is ``device``, or a memory kind that the
     device can address, like ``pinned_host``; raises CheckpointError if it has none.
     """
-    with _unchecked():
-        stack_small(arrays, arrays.keys())
+    with jax.debug_nans(False), jax.debug_infs(False):
+        stack_small(arrays)
         if where == "device":
-            for group in _alike(arrays, arrays.keys()):
+            for group in _alike(arrays):
                 arrays.update(zip(group, copies([arrays[name] for name in group]), strict=True))
             return
         stacks = {id(row.stack): row.stack for row in arrays.values() if isinstance(row, Row)}
@@ -165,13 +162,6 @@ def _moved(arrays: dict[Any, Any], where: str) -> dict[Any, Any]:
     return there
 
 
-@contextlib.contextmanager
-def _unchecked() -> Generator[None]:
-    """Context in which a NaN of the state is no error of a copy."""
-    with jax.debug_nans(False), jax.debug_infs(False):
-        yield
-
-
 def held_data(array: Any, held: LocalShards) -> list[Any]:
     """The single-device arrays of the regions in ``held.mine``."""
     if held.mine and held.mine[0][2] is None:
@@ -196,9 +186,9 @@ class Row:
         return stack[self.index, ...].view(self.dtype)
 
 
-def stack_small(arrays: dict[Any, Any], names: Collection[Any]) -> None:
+def stack_small(arrays: dict[Any, Any]) -> None:
     """Replaces groups of small arrays by rows of a copy on their device; if it has no memory for that, leaves the rest."""
-    for group in _alike(arrays, names):
+    for group in _alike(arrays):
         values = [arrays[name] for name in group]
         if len(group) == 1 or not _is_stacked(values[0]):
             continue
@@ -215,11 +205,10 @@ def copies(values: list[Any]) -> list[Any]:
     return _in_own_mesh(_copies(), values)
 
 
-def _alike(arrays: dict[Any, Any], names: Collection[Any]) -> Iterator[list[Any]]:
+def _alike(arrays: dict[Any, Any]) -> Iterator[list[Any]]:
     """Groups of names whose arrays have one device, kind of memory, shape and dtype; of one name where few are alike."""
     found: dict[Any, list[Any]] = {}
-    for name in names:
-        value = arrays[name]
+    for name, value in arrays.items():
         if isinstance(value, jax.Array):
             kind = value.sharding, value.shape, value.dtype, value.weak_type
             found.setdefault(kind, []).append(name)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import operator
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckpt_core._errors import CheckpointCorrupt
-from ckpt_core._format.plain_json import refuse_keys
+from ckpt_core._format.plain_json import frozen_metadata
 from ckpt_core._format.record import dump_json, parse_json
 from ckpt_core.arguments import an
 
@@ -106,11 +105,7 @@ def read_run_metadata(backend: Backend, directory: str) -> Any:
 
 def write_run_metadata(backend: Backend, directory: str, value: Any) -> None:
     """Atomically replaces the metadata; raises TypeError if ``value`` is not a dict of plain JSON values."""
-    try:
-        refuse_keys(value)
-        json.dumps(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"metadata must be plain JSON values: {error}") from None
+    value = frozen_metadata(value)
     if not isinstance(value, dict):
         raise TypeError(f"a run's metadata is a dict of JSON values, got {an(value)}")
     data = dump_json({"internal_metadata": {}, "custom_metadata": value})

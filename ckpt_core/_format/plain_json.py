@@ -27,6 +27,15 @@ def refuse_keys(value: Any) -> None:
             waiting += [(part, depth + 1) for part in one]
 
 
+def frozen_metadata(metadata: Any) -> Any:
+    """A copy of the metadata, as JSON returns it; TypeError if it is not JSON."""
+    try:
+        refuse_keys(metadata)
+        return json.loads(json.dumps(metadata))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"metadata must be plain JSON values: {error}") from None
+
+
 def strict_json(value: Any) -> str:
     """The value as a line of ASCII JSON (RFC 8259); NaN, infinities and other types become texts."""
     try:

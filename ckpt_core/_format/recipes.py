@@ -75,7 +75,7 @@ def unchanged(shape: Shape) -> View:
     return View(tuple((axis,) for axis in axes), shape, axes)
 
 
-class Part(NamedTuple):
+class Cut(NamedTuple):
     """A tensor that is all of a saved array, or a part of it."""
 
     leaf: int  # position of the array in the item
@@ -88,7 +88,7 @@ class Part(NamedTuple):
         sizes = enumerate(region_shape(self.region))
         return tuple(size for axis, size in sizes if axis not in self.dropped)
 
-    def within(self, inner: Region) -> Part:
+    def within(self, inner: Region) -> Cut:
         """The part that is a region of the tensor."""
         region, bounds = list(self.region), iter(inner)
         for axis, (first, _) in enumerate(self.region):
@@ -103,13 +103,13 @@ class Recipe:
     """How a leaf is made: the parts of a row are joined along an axis, and seen by a view; rows are stacked."""
 
     # Parts, by index in the stacked dimensions.
-    rows: tuple[tuple[tuple[int, ...], tuple[Part, ...]], ...]
+    rows: tuple[tuple[tuple[int, ...], tuple[Cut, ...]], ...]
     view: View
     axis: int = 0
     stack_axis: int = 0  # the first of the stacked dimensions
 
     @classmethod
-    def of(cls, part: Part) -> Recipe:
+    def of(cls, part: Cut) -> Recipe:
         """That of a leaf which is one part as it is."""
         return cls((((), (part,)),), unchanged(part.shape))
 
@@ -130,9 +130,9 @@ class Recipe:
 
     def is_all_of(self, shape: Shape) -> bool:
         """Whether the leaf is its first array, which has this shape, as it is."""
-        return self == Recipe.of(Part(self.first, whole(shape)))
+        return self == Recipe.of(Cut(self.first, whole(shape)))
 
-    def takes(self, region: Region, buffer: _Array) -> Iterator[tuple[Part, _Array]]:
+    def takes(self, region: Region, buffer: _Array) -> Iterator[tuple[Cut, _Array]]:
         """The parts of arrays that fill a buffer with a region of the leaf, each with the view of the buffer that takes it."""
         back = self.view.back
         for index, parts in self.rows:
@@ -147,8 +147,8 @@ class Recipe:
             yield from self._of_row(parts, box, buffer[(*place, ...)].transpose(back))
 
     def _of_row(
-        self, parts: tuple[Part, ...], box: Region, array: _Array
-    ) -> Iterator[tuple[Part, _Array]]:
+        self, parts: tuple[Cut, ...], box: Region, array: _Array
+    ) -> Iterator[tuple[Cut, _Array]]:
         begin, axis = 0, self.axis
         for part in parts:
             for region, view in self.view.boxes(box, array):
@@ -163,7 +163,7 @@ class Recipe:
             begin += part.shape[axis] if len(parts) > 1 else 0
 
 
-def indexed(leaf: int, shape: Shape, index: tuple[Any, ...]) -> Part:
+def indexed(leaf: int, shape: Shape, index: tuple[Any, ...]) -> Cut:
     """The part of an array that numpy's index takes: whole numbers, slices without a step, one ``...``; IndexError as of numpy."""
     np.broadcast_to(np.False_, shape)[index]  # raises it
     at = index.index(...) if ... in index else len(index)
@@ -172,4 +172,4 @@ def indexed(leaf: int, shape: Shape, index: tuple[Any, ...]) -> Part:
     chosen = [range(size)[entry] for entry, size in entries]
     runs = [one if isinstance(one, range) else range(one, one + 1) for one in chosen]
     dropped = tuple(n for n, one in enumerate(chosen) if not isinstance(one, range))
-    return Part(leaf, tuple((run.start, run.start + len(run)) for run in runs), dropped)
+    return Cut(leaf, tuple((run.start, run.start + len(run)) for run in runs), dropped)

@@ -19,7 +19,7 @@ import crc32c
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, NewerFormat
 from ckpt_core._format.packed import MOST_PACKED_BYTES, apart, unpack
 from ckpt_core._format.part import Part
-from ckpt_core._format.treedef import TreeBounds, dump_tree, load_nodes, refuse_unreadable
+from ckpt_core._format.treedef import TreeBounds, dump_tree, load_nodes
 from ckpt_core._format.untrusted import (
     LFS_POINTER,
     MOST_BYTES,
@@ -51,8 +51,8 @@ RESERVED_FOLDERS = frozenset(FOLDERS.values())
 _PREFIX = b'{"crc32c":"%08x","record":'
 _MAX_PROCESSES = 2**24
 _MOST_NAMES_BYTES = 16 * MIB
-_LONG_PATHS_BYTES = 32 * MIB
-"""Paths that take less than so much in Orbax's metadata of an item are not looked at before they are saved."""
+_LARGE_BYTES = 64 * MIB
+"""The metadata files of trees within all limits: if any has more, the record is read back before it counts."""
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
 """Exceptions that the parsing code raises for a record which ckpt did not write. No memory and no stack are no
 such: what they interrupted may be sound."""
@@ -163,20 +163,12 @@ def folder_of(item: str) -> str:
 
 def dump_record(record: Record) -> bytes:
     """The bytes of ckpt.json; raises CheckpointError if it or another file is too large to be read back."""
-    body = {
-        "format_version": FORMAT_VERSION,
-        "token": record.token,
-        "single": record.single,
-        "created_unix_secs": record.created_unix_secs,
-        "durations": record.durations,
-        "versions": record.versions,
-        "topology": record.topology,
-        "metadata": record.metadata,
-        "metrics": record.metrics,
-        "files": {
-            name: [entry.size_bytes, entry.crc32, int(entry.data)]
-            for name, entry in sorted(record.files.items())
-        },
+    described = ("token", "single", "created_unix_secs", "durations", "versions", "topology")
+    body: dict[str, Any] = {"format_version": FORMAT_VERSION}
+    body |= {name: getattr(record, name) for name in (*described, "metadata", "metrics")}
+    body["files"] = {
+        name: [entry.size_bytes, entry.crc32, int(entry.data)]
+        for name, entry in sorted(record.files.items())
     }
     optional = {
         "settings": record.settings,
@@ -190,31 +182,24 @@ def dump_record(record: Record) -> bytes:
     data = dump_json(body)[:-1] + b',"items":{' + items + b"}}"
     sizes = {name: file.size_bytes for name, file in record.files.items() if not file.data}
     sizes[RECORD_FILE] = len(data)
-    if max(sizes.values()) > SHORT_BYTES:
+    written = _PREFIX % crc32c.crc32c(data) + data + b"}\n"
+    if (largest := max(sizes.values())) > SHORT_BYTES:
         refuse_too_long({name: size for name, size in sizes.items() if not record.is_users(name)})
-        _refuse_unreadable(record, data, sizes)
-    return _PREFIX % crc32c.crc32c(data) + data + b"}\n"
+        try:
+            refuse_heavy(data, RECORD_FILE)
+            if largest > _LARGE_BYTES:
+                load_record(written)
+        except CheckpointCorrupt as error:
+            raise CheckpointError(
+                f"ckpt would not read this back: {error}. Save the leaves in several checkpoints"
+            ) from error
+    return written
 
 
 def dump_json(value: Any) -> bytes:
     """Compact JSON in UTF-8; NaN and infinities as in Python's json, which reads them back."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     return text.encode(errors="surrogatepass")
-
-
-def _refuse_unreadable(record: Record, data: bytes, sizes_bytes: dict[str, int]) -> None:
-    """Raises CheckpointError if the record, of which ``data`` is the text, would not be read back."""
-    try:
-        refuse_heavy(data, RECORD_FILE)
-        bounds = TreeBounds()
-        for name, item in record.items.items():
-            bounds.take(leaves=len(item.leaves))
-            if sizes_bytes.get(f"{folder_of(name)}/_METADATA", 0) > _LONG_PATHS_BYTES:
-                refuse_unreadable(item.paths, bounds)
-    except ValueError as error:  # CheckpointCorrupt is one
-        raise CheckpointError(
-            f"ckpt would not read this back: {error}. Save the leaves in several checkpoints"
-        ) from error
 
 
 def _dump_item(item: ItemRecord) -> dict[str, Any]:
@@ -364,20 +349,13 @@ def _load_leaf(value: list[Any], shardings: int, common: Any) -> LeafRecord:
         raise ValueError(f"dtype {dtype!r} is not one that a checkpoint holds")
     if type(kind) is not str or type(detail) is not str:
         raise ValueError(f"impossible kind of a leaf {str([kind, detail])[:80]}")
-    return _checked_leaf(kind, dtype, shape, chunk, detail, sharding, codec)
+    return _checked_leaf((kind, dtype, shape, chunk, detail, sharding, codec))
 
 
 @functools.lru_cache(4096)
-def _checked_leaf(
-    kind: str,
-    dtype: str,
-    shape: tuple[int, ...],
-    chunk: tuple[int, ...],
-    detail: str,
-    sharding: int | None,
-    codec: str | None,
-) -> LeafRecord:
+def _checked_leaf(described: tuple[Any, ...]) -> LeafRecord:
     """A validated leaf; cached, so equal leaves share one object."""
+    kind, dtype, shape, chunk, detail, sharding, codec = described
     if kind not in KINDS:
         raise ValueError(f"unknown kind of leaf {kind!r}")
     if dtype and kind != "key":

@@ -2,18 +2,22 @@
 
 A rule says for some saved names which wanted paths they make: ``Rule("model.layers.{n}.q_proj.weight",
 "layers/{n}/q/kernel", transpose=(1, 0))``. In which order it works: a stacked tensor is taken apart; several saved
-tensors are concatenated, or one is split; then reshaped; then transposed; then stacked.
+tensors are concatenated, or one is split; then reshaped; then transposed; then stacked. ``exports`` goes the way back.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import numpy as np
+
+from ckpt_core._errors import CheckpointError, Mismatch, StructureMismatch
 from ckpt_core._format.recipes import View
+from ckpt_core._tree.leaves import LeafSpec
 from ckpt_core.arguments import an
 
 PLACE = re.compile(r"\{(\w+)\}")
@@ -64,15 +68,8 @@ class Rule:
                 raise TypeError(f"{self}: {name} must be a text or a tuple of texts")
         if isinstance(self.stack, str):
             object.__setattr__(self, "stack", (self.stack,))
-        if not self.sources or not self.results or len(set(self.results)) < len(self.results):
-            raise ValueError(f"{self}: it needs a saved name and a wanted path, each path once")
-        self._check_numbers()
-        if len(self.sources) > 1 and len(self.results) > 1:
-            raise ValueError(f"{self}: several names on one side only: they are joined, or split")
-        if self.sizes is not None and len(self.sizes) != len(self.sources):
-            raise ValueError(f"{self}: sizes= must have one size for each saved name")
-        self._check_places()
-        self._check_dimensions()
+        if problem := next(self._problems(), ""):
+            raise ValueError(f"{self}: {problem}")
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -94,51 +91,46 @@ class Rule:
         """Whether a stacked tensor is taken apart, into paths with the places of ``stack``."""
         return bool(self.stack) and self.stack[0] not in PLACE.findall(self.sources[0])
 
-    def _check_numbers(self) -> None:
-        """Types are checked, too: rules come from files."""
-        groups = self.reshape if isinstance(self.reshape, tuple) else ()
-        flat = [n for group in groups for n in (group if isinstance(group, tuple) else (group,))]
+    def _problems(self) -> Iterator[str]:
+        """What is wrong with the attributes, of which each check takes for granted those before it. Rules come from files, too."""
+        if not self.sources or not self.results or len(set(self.results)) < len(self.results):
+            yield "it needs a saved name and a wanted path, each path once"
+        given = self.reshape if isinstance(self.reshape, tuple) else ()
+        flat = [n for group in given for n in (group if isinstance(group, tuple) else (group,))]
         for name in ("reshape", "transpose", "sizes"):
             value = getattr(self, name)
             numbers = flat if name == "reshape" else value
             if value is not None and not (isinstance(value, tuple) and _are_counts(numbers)):
-                raise ValueError(f"{self}: {name}= must be a tuple of whole numbers from 0")
+                yield f"{name}= must be a tuple of whole numbers from 0"
         if not _are_counts((self.axis, self.stack_axis)):
-            raise ValueError(f"{self}: axis= and stack_axis= must be dimensions, counted from 0")
-
-    def _check_places(self) -> None:
+            yield "axis= and stack_axis= must be dimensions, counted from 0"
+        if len(self.sources) > 1 and len(self.results) > 1:
+            yield "several names on one side only: they are joined, or split"
+        if self.sizes is not None and len(self.sizes) != len(self.sources):
+            yield "sizes= must have one size for each saved name"
         places = [PLACE.findall(name) for name in self.sources]
         odd = next((place for place in places[0] if not place.isidentifier()), None)
         if odd is not None:
-            raise ValueError(f"{self}: a place must be a word, such as {{n}}, not {odd!r}")
+            yield f"a place must be a word, such as {{n}}, not {odd!r}"
         if any(len(set(one)) != len(one) or set(one) != set(places[0]) for one in places):
-            raise ValueError(f"{self}: all saved names must have the same places, each once")
+            yield "all saved names must have the same places, each once"
         there = set(self.stack) & set(places[0])
         if there not in (set(), set(self.stack)) or (self.stack_axis and not self.stack):
-            raise ValueError(
-                f"{self}: the saved names must have all places of stack= or none, and stack_axis= needs it"
-            )
+            yield "the saved names must have all places of stack= or none, and stack_axis= needs it"
         left = set(places[0]) ^ set(self.stack)
         for path in self.results:
             if set(PLACE.findall(path)) != left:
-                raise ValueError(
-                    f"{self}: {path!r} must have the places {sorted(left)}: those of the saved name, less stack=, "
-                    "and a place of stack= that is in no saved name"
+                yield (
+                    f"{path!r} must have the places {sorted(left)}: those of the saved name, less stack=, and a place of "
+                    "stack= that is in no saved name"
                 )
-
-    def _check_dimensions(self) -> None:
         groups = self.groups
-        if groups is not None:
-            flat = [number for group in groups for number in group]
-            if flat != list(range(len(flat))) or not all(groups):
-                raise ValueError(
-                    f"{self}: reshape= must count dimensions from 0, such as ((0, 1), 2)"
-                )
-        if self.transpose is None:
-            return
-        count = len(self.transpose) if groups is None else sum(map(len, groups))
-        if sorted(self.transpose) != list(range(count)):
-            raise ValueError(f"{self}: transpose= must name each of {count} dimensions once")
+        if groups is not None and (flat != list(range(len(flat))) or not all(groups)):
+            yield "reshape= must count dimensions from 0, such as ((0, 1), 2)"
+        if self.transpose is not None:
+            count = len(self.transpose) if groups is None else len(flat)
+            if sorted(self.transpose) != list(range(count)):
+                yield f"transpose= must name each of {count} dimensions once"
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...] | None:
@@ -272,3 +264,141 @@ def _bound(rule: Rule, fixed: Mapping[str, str], at: Mapping[tuple[Any, ...], st
     for index, part in sorted(at):  # not all indices, of which a forged name could make billions
         rows.setdefault(index, []).append(at[index, part])
     return Bound(rule, results, tuple(map(tuple, rows.values())), counts, missing)
+
+
+@dataclass(frozen=True)
+class Export:
+    """One tensor to write, and the leaves that make it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    leaves: tuple[int, ...]  # positions of those that are joined to it
+    index: tuple[int, ...] = ()  # the row of their stacked dimensions
+    rule: Rule | None = None  # None for a leaf that is written as it is
+    part: tuple[int, int] = (0, 0)  # start and stop along the rule's axis, if the leaf is split
+
+    def make(self, arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+        """The tensor, of these parts of its leaves: of each the row ``index``."""
+        if self.rule is None:
+            return arrays[0]
+        views = [_checked_view(self.rule, array.shape) for array in arrays]
+        joined = [
+            array.transpose(view.back).reshape(view.tensor)
+            for array, view in zip(arrays, views, strict=True)
+        ]
+        array = joined[0] if len(joined) == 1 else np.concatenate(joined, self.rule.axis)
+        if array.ndim:
+            array = array[(*[slice(None)] * self.rule.axis, slice(*self.part))]
+        return array
+
+
+def exports(rules: Sequence[Rule], paths: Sequence[str], specs: Sequence[LeafSpec]) -> list[Export]:
+    """The tensors that leaves make by the rules of a load taken backwards; others keep their path, with dots for ``/``."""
+    if odd := [rule for rule in rules if rule.unstacks or rule.stack_axis]:
+        raise CheckpointError(
+            f"{odd[0]}: an export takes no rule backwards that has stack_axis=, or in stack= places of the wanted path: load "
+            "by it, save that, and export it without the rule"
+        )
+    rules = [rule if rule.joins else replace(rule, axis=0) for rule in rules]
+    found, left = fits([(rule.results, ()) for rule in rules], paths, "/")
+    at = {path: leaf for leaf, path in enumerate(paths)}
+    made = [
+        Export(path.replace("/", "."), specs[at[path]].dtype, specs[at[path]].shape, (at[path],))
+        for path in left
+    ]
+    problems: list[Mismatch] = []
+    for (number, fixed), names in found.items():
+        rule, leaves = rules[number], {part: at[name] for (_, part), name in names.items()}
+        wrong = _problem(rule, [leaves.get(n) for n in range(len(rule.results))], paths, specs)
+        if wrong is None:
+            members = tuple(leaves[n] for n in range(len(rule.results)))
+            made += _tensors(rule, dict(fixed), members, specs)
+        else:
+            problems.append(wrong)
+    seen: set[str] = set()
+    for one in made:
+        if one.name in seen:
+            text = f"a name that {paths[one.leaves[0]]} has alone"
+            problems.append(Mismatch(one.name, "shape", "two leaves", text))
+        seen.add(one.name)
+    if problems:
+        raise StructureMismatch(
+            problems, advice="The rules cannot be taken backwards for these leaves."
+        )
+    return made
+
+
+def _problem(
+    rule: Rule, leaves: Sequence[int | None], paths: Sequence[str], specs: Sequence[LeafSpec]
+) -> Mismatch | None:
+    """Why leaves cannot be taken back through a rule; None if they can."""
+    known = [leaf for leaf in leaves if leaf is not None]
+    first = known[0]
+    if len(known) < len(leaves):
+        lost = rule.results[leaves.index(None)]
+        return Mismatch(lost, "missing", None, f"a leaf beside {paths[first]}")
+    count = len(rule.stack)
+    for leaf in known:
+        rest = specs[leaf].shape[count:]
+        if len(specs[leaf].shape) < count or view_of(rule, rest) is None:
+            expected = f"{count + dimensions(rule, len(rest))} dimensions, by its rule"
+            return Mismatch(paths[leaf], "shape", str(specs[leaf]), expected)
+        same = specs[leaf].shape[:count] == specs[first].shape[:count]
+        shapes = (_shape(rule, rest), _shape(rule, specs[first].shape[count:]))
+        alike = len({resized(shape, rule.axis, 0) for shape in shapes}) == 1
+        if not same or not alike or specs[leaf].dtype != specs[first].dtype:
+            return Mismatch(paths[leaf], "shape", str(specs[leaf]), f"one that fits {paths[first]}")
+    shape = _shape(rule, specs[first].shape[count:])
+    if rule.joins and len(shape) <= rule.axis:
+        return Mismatch(paths[first], "shape", str(specs[first]), f"a dimension {rule.axis}")
+    if len(rule.sources) > 1 and _sizes(rule, shape[rule.axis]) is None:
+        expected = f"{len(rule.sources)} parts of sizes= along axis {rule.axis}"
+        return Mismatch(paths[first], "shape", str(specs[first]), expected)
+    return None
+
+
+def _sizes(rule: Rule, size: int) -> tuple[int, ...] | None:
+    """How a dimension is cut into the saved tensors; None if that is not known, or does not fit."""
+    if rule.sizes is not None:
+        return rule.sizes if sum(rule.sizes) == size else None
+    count = len(rule.sources)
+    return None if size % count else (size // count,) * count
+
+
+def _tensors(
+    rule: Rule, places: Mapping[str, str], leaves: tuple[int, ...], specs: Sequence[LeafSpec]
+) -> list[Export]:
+    count = len(rule.stack)
+    shapes = [_shape(rule, specs[leaf].shape[count:]) for leaf in leaves]
+    shape = shapes[0]
+    if len(shapes) > 1:
+        shape = resized(shape, rule.axis, sum(one[rule.axis] for one in shapes))
+    sizes = (shape[rule.axis] if shape else 1,)
+    if len(rule.sources) > 1:
+        sizes = _sizes(rule, sizes[0]) or sizes
+    made: list[Export] = []
+    for index in np.ndindex(*specs[leaves[0]].shape[:count]):
+        named = {**places, **{place: str(n) for place, n in zip(rule.stack, index, strict=True)}}
+        start = 0
+        for source, size in zip(rule.sources, sizes, strict=True):
+            name = with_places(source, named)
+            part = resized(shape, rule.axis, size)
+            made.append(
+                Export(
+                    name, specs[leaves[0]].dtype, part, leaves, index, rule, (start, start + size)
+                )
+            )
+            start += size
+    return made
+
+
+def _shape(rule: Rule, leaf: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of the tensor that has a row of a leaf as its view."""
+    return _checked_view(rule, leaf).tensor
+
+
+def _checked_view(rule: Rule, leaf: tuple[int, ...]) -> View:
+    view = view_of(rule, leaf)
+    assert view is not None  # _problem has compared the dimensions
+    return view

@@ -93,14 +93,6 @@ class TreeBounds:
             )
 
 
-def refuse_unreadable(paths: Sequence[Path], bounds: TreeBounds) -> None:
-    """Raises ValueError if ``load_nodes`` would refuse the paths of a tree: a save must not write them."""
-    for path in paths:
-        bounds.take(keys=len(path), letters=sum(map(letters_of, path)))
-    if any(type(key) is not str for path in paths for key in path):
-        _refuse_alike(paths)
-
-
 def load_nodes(
     tokens: list[Any], leaf_count: int, bounds: TreeBounds, statics: Sequence[Any] = ()
 ) -> tuple[Node, list[Path]]:
@@ -157,6 +149,7 @@ class _Loading:
         tokens, paths, bounds = self.tokens, self.paths, self.bounds
         token = tokens[at]
         if token == 0 or type(token) is str:
+            bounds.take(keys=len(path), letters=letters)
             paths.append(path)
             return (leaf_below(token) if token else LEAF), at + 1
         if token is None:
@@ -192,15 +185,8 @@ class _Loading:
             return node, at + count
         below: list[Node] = []
         for key in entries:
-            inside = letters + letters_of(key)
-            if tokens[at] == 0:
-                bounds.take(keys=len(path) + 1, letters=inside)
-                paths.append((*path, key))
-                below.append(LEAF)
-                at += 1
-            else:
-                child, at = self.node(at, (*path, key), inside)
-                below.append(child)
+            child, at = self.node(at, (*path, key), letters + letters_of(key))
+            below.append(child)
         return Node(kind, tuple(entries), tuple(below), str(type_name), None, static), at
 
 

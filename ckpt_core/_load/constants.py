@@ -4,7 +4,6 @@ functions), static values, and settings of jax. The target supplies them.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import warnings
 from collections.abc import Collection, Iterator, Mapping
@@ -29,6 +28,7 @@ from ckpt_core._tree import (
 from ckpt_core._tree.code import same_function
 from ckpt_core._tree.match import Match, MatchRules, renamed_path
 from ckpt_core._words import some
+from ckpt_core.arguments import nearest
 
 NO_FUNCTION = "no function"
 """The ``saved`` or ``wanted`` of a mismatch, on the side that has no function there."""
@@ -45,7 +45,7 @@ def unread(
     item: SavedItem, dicts: dict[Path, tuple[Node, int]], path: Path, request: Request
 ) -> Any:
     """What was saved at a path of the target, or None, for ``wanted`` of an adapter: each leaf a ``LeafSpec``. ``dicts`` is a cache."""
-    if path and (request.only is not None or request.rules.missing != "error"):
+    if path and (request.only is not None or request.matching.missing != "error"):
         return None
     if path and not dicts:
         dicts[()] = item.root, 0
@@ -55,7 +55,7 @@ def unread(
                 first.setdefault(saved[:length], position)
         for at, node in nodes_in(item.root):
             if node.kind == "dict":
-                renamed = tuple(map(str, renamed_path(at, request.rules.rename)))
+                renamed = tuple(map(str, renamed_path(at, request.matching.rename)))
                 dicts[renamed] = node, first.get(at, 0)
     root, start = dicts.get(tuple(map(str, path)), (None, 0)) if path else (item.root, 0)
     if root is None:
@@ -91,8 +91,8 @@ def compare(
     if everything and rules.unexpected == "error":
         known = {entry.path for entry in found.mismatches}
         found.mismatches += [
-            Mismatch(path, "function", one, other, nearest, item.name or None)
-            for path, one, other, nearest in _functions(before, now, rules)
+            Mismatch(path, "function", one, other, close, item.name or None)
+            for path, one, other, close in _functions(before, now, rules)
             if path not in known
         ]
     if rules.static == "target":
@@ -109,9 +109,7 @@ def compare(
         custom = node.kind == "custom"
         for name, one, other, is_grave in _values(before[place][1].static, node.static, custom):
             where = "/".join([*([format_path(path)] if path else []), name])
-            mismatch = Mismatch(
-                where, "static", _shown(one), _shown(other), None, item.name or None
-            )
+            mismatch = item.differs(where, "static", _shown(one), _shown(other))
             (found.mismatches if is_grave and custom else others).append(mismatch)
     if others and not found.mismatches:
         shown = some([*map(str, others)], "; ")
@@ -164,8 +162,7 @@ def _nearest(path: str, name: str, others: Collection[tuple[str, str]]) -> str |
     """The most similar path on the other side; paths of the same function are preferred."""
     same = [other for other, theirs in others if same_function(theirs, name)]
     candidates = same or [other for other, _ in others]
-    close = difflib.get_close_matches(path, candidates[:200], n=1, cutoff=0.0 if same else 0.6)
-    return close[0] if close else None
+    return nearest(path, candidates[:200], 0.0 if same else 0.6)
 
 
 def refuse_without_functions(item: SavedItem, root: Node) -> None:
@@ -210,11 +207,6 @@ def nodes_in(root: Node) -> Iterator[tuple[Path, Node]]:
         for key, child in zip(root.keys, root.children, strict=True):
             if child is not LEAF:
                 yield from (((key, *path), node) for path, node in nodes_in(child))
-
-
-def wraps_any(root: Node) -> bool:
-    """Whether a container in the structure wraps a function that has no node of its own."""
-    return any(static_function(node.static) for _, node in nodes_in(root))
 
 
 def _name(node: Node) -> str:

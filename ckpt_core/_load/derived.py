@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ckpt_core._errors import Mismatch, StructureMismatch
-from ckpt_core._format.recipes import Part, Recipe, View, indexed, unchanged
+from ckpt_core._format.recipes import Cut, Recipe, View, indexed, unchanged
 from ckpt_core._format.rules import Bound, Rule, bind, dimensions, resized, view_of, with_places
 from ckpt_core._layout.regions import Shape, whole
 from ckpt_core._load.renames import paths_of_names
@@ -17,7 +17,7 @@ from ckpt_core._saved import DerivedItem, ExtentItem, SavedItem
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.leaves import LeafSpec, leaf_spec
 from ckpt_core._tree.match import parse_path
-from ckpt_core._tree.patterns import Select, selector
+from ckpt_core._tree.patterns import Predicate, selector
 
 _MOST_LEAVES = 100_000
 """Of one stacked array: a forged size could ask for any number."""
@@ -38,15 +38,9 @@ class _Names:
     def specs(self, names: Sequence[str]) -> list[LeafSpec]:
         return [self.item.specs[self.at[name]] for name in names]
 
-    def mismatch(self, path: str, saved: Any, wanted: str, kind: str = "shape") -> Mismatch:
-        return Mismatch(path, kind, saved and str(saved), wanted, None, self.item.name or None)
-
 
 def under_rules(
-    item: SavedItem,
-    rules: Sequence[Rule],
-    paths: Sequence[Path],
-    wanted: Sequence[LeafSpec | None],
+    item: SavedItem, rules: Sequence[Rule], paths: Sequence[Path], wanted: Sequence[LeafSpec | None]
 ) -> tuple[DerivedItem, list[Mismatch]]:
     """The leaves that rules make of an item (the others stay), and what hinders some. ``wanted`` are specs of ``paths``, or None."""
     of_file = isinstance(item, ExtentItem)
@@ -77,13 +71,13 @@ def under_rules(
     once = dict[str, tuple[Path, _Made]]()
     for path, one in zip(own, made, strict=True):
         if once.setdefault(name := key(format_path(path)), (path, one))[1] is not one:
-            problems.append(names.mismatch(name, "2 tensors", "one, by the rules"))
+            problems.append(item.differs(name, "shape", "2 tensors", "one, by the rules"))
     fitting = frozenset(bound.rule for bound in bounds)
     return _derived(item, list(once.values()), fitting), problems
 
 
 def _as_saved(item: SavedItem, leaf: int) -> _Made:
-    return item.specs[leaf], Recipe.of(Part(leaf, whole(item.specs[leaf].stored_shape)))
+    return item.specs[leaf], Recipe.of(Cut(leaf, whole(item.specs[leaf].stored_shape)))
 
 
 def _derived(
@@ -117,36 +111,38 @@ def _sharding(item: SavedItem, spec: LeafSpec, recipe: Recipe) -> dict[str, Any]
 
 def _problems(bound: Bound, names: _Names) -> list[Mismatch]:
     """What hinders the arrays of a rule from being put together."""
-    rule, known = bound.rule, [name for row in bound.sources for name in row]
+    rule, item = bound.rule, names.item
+    known = [name for row in bound.sources for name in row]
     if bound.missing:
         text = f"{bound.missing} more tensors {' and '.join(rule.sources)}, beside {known[-1]}"
-        return [names.mismatch(" and ".join(bound.results), None, text, "missing")]
+        return [item.differs(" and ".join(bound.results), "missing", None, text)]
     specs = names.specs(known)
     pairs, first, found = list(zip(known, specs, strict=True)), specs[0], list[Mismatch]()
     if odd := [pair for pair in pairs if pair[1].kind not in _ARRAYS]:
-        return [names.mismatch(*pair, "an array, by its rule", "kind") for pair in odd]
+        return [item.differs(name, "kind", spec, "an array, by its rule") for name, spec in odd]
     stacked = len(rule.stack) if rule.unstacks else 0
     count = len(first.shape) - stacked
     added = 0 if rule.unstacks else dimensions(rule, count) - count
     needed = len(rule.groups) if rule.groups is not None else len(rule.transpose or range(count))
     needed = max(needed, rule.axis + 1 if rule.joins else 0, rule.stack_axis - added)
     if needed != count:
-        return [names.mismatch(known[0], first, f"{needed + stacked} dimensions, by its rule")]
+        wanted = f"{needed + stacked} dimensions, by its rule"
+        return [item.differs(known[0], "shape", first, wanted)]
     if math.prod(_stacked(rule, first.shape)) > _MOST_LEAVES:
-        return [names.mismatch(known[0], first, f"at most {_MOST_LEAVES:,} leaves of its rule")]
+        wanted = f"at most {_MOST_LEAVES:,} leaves of its rule"
+        return [item.differs(known[0], "shape", first, wanted)]
     axis = rule.axis + (stacked if rule.axis >= rule.stack_axis else 0)
     for name, spec in pairs:
         joins = len(rule.sources) > 1 and len(spec.shape) == len(first.shape)
         rest, asked = (resized(one.shape, axis, 0) if joins else one.shape for one in (spec, first))
         if rest != asked or spec.dtype != first.dtype:
             kind = "shape" if rest != asked else "dtype"
-            text = f"one that fits {known[0]}, {first}"
-            found.append(names.mismatch(name, spec, text, kind))
+            found.append(item.differs(name, kind, spec, f"one that fits {known[0]}, {first}"))
     rows = [[spec.shape for spec in names.specs(row)] for row in bound.sources]
     uneven = next((n for n, row in enumerate(rows) if row != rows[0]), None)
     if not found and uneven is not None:
-        text = f"sizes as in {known[0]}"
-        found.append(names.mismatch(bound.sources[uneven][0], rows[uneven], text))
+        wanted, odd_one = f"sizes as in {known[0]}", bound.sources[uneven][0]
+        found.append(item.differs(odd_one, "shape", rows[uneven], wanted))
     return found
 
 
@@ -162,7 +158,7 @@ def _without_shape(bound: Bound, names: _Names) -> list[Mismatch]:
         return []
     expected = "a leaf with a shape, by which its rule cuts tensors"
     asked = [path for path in bound.results if names.shapes.get(names.key(path), ()) is None]
-    return [names.mismatch(path, "any", expected) for path in asked]
+    return [names.item.differs(path, "shape", "any", expected) for path in asked]
 
 
 def _made(bound: Bound, names: _Names) -> Iterator[tuple[str, _Made]]:
@@ -174,11 +170,11 @@ def _made(bound: Bound, names: _Names) -> Iterator[tuple[str, _Made]]:
     for at in itertools.product(*map(range, sizes)):
         numbers = dict(zip(dropped, at, strict=True))
 
-        def part(leaf: int, numbers: Mapping[int, int] = numbers) -> Part:
+        def part(leaf: int, numbers: Mapping[int, int] = numbers) -> Cut:
             region = list(whole(specs[leaf].shape))
             for axis, n in numbers.items():
                 region[axis] = n, n + 1
-            return Part(leaf, tuple(region), dropped)
+            return Cut(leaf, tuple(region), dropped)
 
         values = dict(zip(rule.stack, map(str, at), strict=False))
         results = [with_places(path, values) for path in bound.results]
@@ -186,7 +182,7 @@ def _made(bound: Bound, names: _Names) -> Iterator[tuple[str, _Made]]:
 
 
 def _of_rows(
-    bound: Bound, names: _Names, results: Sequence[str], rows: Sequence[tuple[Part, ...]]
+    bound: Bound, names: _Names, results: Sequence[str], rows: Sequence[tuple[Cut, ...]]
 ) -> Iterator[tuple[str, _Made]]:
     """The leaves that a rule makes of rows of parts."""
     rule, counts, sizes = bound.rule, bound.counts, [part.shape for part in rows[0]]
@@ -234,7 +230,7 @@ def _view(rule: Rule, wanted: Shape | None, stacked: int, joined: int) -> View |
 
 
 def under_select(
-    where: str, item: SavedItem, select: Mapping[str, tuple[Any, ...]], wanted: Select | None
+    where: str, item: SavedItem, select: Mapping[str, tuple[Any, ...]], wanted: Predicate | None
 ) -> SavedItem:
     """The item with the parts of ``wanted`` arrays that ``select=`` takes; itself if no pattern fits. Raises StructureMismatch."""
     made, problems, changed = list[tuple[Path, _Made]](), list[Mismatch](), False

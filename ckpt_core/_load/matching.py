@@ -24,7 +24,7 @@ from ckpt_core._storage import StoreContext
 from ckpt_core._tree import Node, Path, code_and_constants, flatten, format_path, unflatten
 from ckpt_core._tree.leaves import PYTHON_NUMBERS, TEXT_KINDS, LeafSpec
 from ckpt_core._tree.match import Match, MatchRules, covers, match, positions_of, renamed_path
-from ckpt_core._tree.patterns import Select, selector
+from ckpt_core._tree.patterns import Predicate, selector
 from ckpt_core._words import some
 from ckpt_core.arguments import nearest, with_article
 
@@ -89,7 +89,7 @@ def plan_item(
     if getattr(adapter, "per_process", False):
         raise non_tree.other_kind(checkpoint, item, "a tree of arrays", type(like).__name__)
     if getattr(adapter, "accepts_any_structure", False):
-        if request.name_rules and under_rules(item, request.name_rules, (), ())[0].rules:
+        if request.rules and under_rules(item, request.rules, (), ())[0].rules:
             raise TypeError(
                 f"item {item.name!r}: rules= need a target with a structure of its own: pass a tree of arrays"
             )
@@ -107,8 +107,8 @@ def _plan_strict(item: SavedItem, wanted: TargetTree, request: Request) -> ItemP
     """The plan for a target that the item must match, except for what the request allows."""
     like, flat, live = wanted.like, wanted.flat, wanted.live
     problems: list[Mismatch] = []
-    if request.name_rules is not None:
-        item, problems = under_rules(item, request.name_rules, flat.paths, wanted.specs)
+    if request.rules is not None:
+        item, problems = under_rules(item, request.rules, flat.paths, wanted.specs)
     found = _matched(item, wanted, request)
     found.mismatches += problems
     at_once = not live or not request.restores or request.options.atomic_restore
@@ -125,7 +125,7 @@ def _plan_strict(item: SavedItem, wanted: TargetTree, request: Request) -> ItemP
                 spec = targets.kind_of_result(saved, spec)
             results.append(result)
             entries.append((position, spec, wanted.leaves[result]))
-        made = targets.wants_of_target(item, entries, request.sharding)
+        made = targets.wants_of(item, entries, request.sharding)
         pairs = list(zip(results, made, strict=True))
         if isinstance(item, DerivedItem):  # parts of one array are read together
             recipes = item.recipes
@@ -149,7 +149,7 @@ def _plan_strict(item: SavedItem, wanted: TargetTree, request: Request) -> ItemP
 
 def _matched(item: SavedItem, wanted: TargetTree, request: Request) -> Match:
     """For each leaf of the target the position of its saved leaf; and all differences."""
-    rules, left_alone = request.rules, frozenset[str]()
+    rules, left_alone = request.matching, frozenset[str]()
     flat, places = wanted.flat, wanted.places
     # else the paths are those of the target
     aligns = wanted.live and hasattr(_adapters.adapter_for(wanted.like), "align")
@@ -188,26 +188,30 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
     positions: Sequence[int] = range(len(item.paths))
     if selected is not None:
         positions = positions_of(item.paths, item.specs, selected)
-    arrays = {
-        position: result
-        for result, position in enumerate(positions)
-        if item.specs[position].kind not in TEXT_KINDS
-    }
-    wants = targets.wants_as_saved(item, [*arrays], request)
+    one_of = {id(spec): spec for spec in item.specs}  # thousands of leaves share few
+    becomes = {key: targets.spec_as_saved(spec, request) for key, spec in one_of.items()}
+    results, entries = list[int](), list[tuple[int, LeafSpec, None]]()
+    for result, position in enumerate(positions):
+        spec = becomes[id(item.specs[position])]
+        if spec.kind not in TEXT_KINDS:
+            results.append(result)
+            entries.append((position, spec, None))
+    wants = targets.wants_of(item, entries, request.sharding, request.as_numpy)
     if request.sharding is None and not request.as_numpy:
         targets.check_room(item, wants)
     root = item.root
     if selected is not None:
         root = pruned(root, set(positions)) or Node("dict")
-    elif request.rules.rename is None and code_and_constants(root):
+    elif request.matching.rename is None and code_and_constants(root):
         constants.refuse_without_functions(item, root)
     make: Make = functools.partial(unflatten, root)
-    renamed = request.rules.rename
+    renamed = request.matching.rename
     if renamed is not None:
         names = renamed_names(item, renamed)
         make = functools.partial(renamed_dicts, [names[at] for at in positions])
-    by_result = {arrays[want.leaf]: want for want in wants}
-    return ItemPlan(item, make, positions, [None] * len(positions), by_result)
+    return ItemPlan(
+        item, make, positions, [None] * len(positions), dict(zip(results, wants, strict=True))
+    )
 
 
 def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> ItemPlan:
@@ -218,7 +222,7 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
     same = constants.without_static(flat.root) == constants.without_static(item.root)
     found = Match()
     if same and flat.root != item.root and request.only is None:
-        constants.compare(found, item, flat, request.rules, everything=True)
+        constants.compare(found, item, flat, request.matching, everything=True)
     item = replace(
         item, root=flat.root if same else constants.with_functions_of(flat.root, item.root)
     )
@@ -242,7 +246,7 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
         leaf, spec = now.get(item.paths[at]), item.specs[at]
         fits = isinstance(leaf, jax.Array) and tuple(leaf.shape) == spec.shape
         if fits and spec.kind in ("jax", "key"):
-            (wants[at],) = targets.wants_of_target(item, [(at, spec, leaf)])
+            (wants[at],) = targets.wants_of(item, [(at, spec, leaf)])
 
     def make(leaves: list[Any]) -> Any:
         adapter.set_state(like, unflatten(item.root, leaves))
@@ -253,7 +257,7 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
     return ItemPlan(item, make, positions, kept, wants, found, live=[(like, False)])
 
 
-def selection(only: Any, item: str, like: Any) -> Select | None:
+def selection(only: Any, item: str, like: Any) -> Predicate | None:
     """The function of (path, spec) that ``only=`` stands for; None: all. TypeError for a filter that no adapter here knows."""
     adapter = None if like is None else _adapters.adapter_for(like)
     is_filter = getattr(adapter, "is_filter", None)
@@ -268,7 +272,7 @@ def selection(only: Any, item: str, like: Any) -> Select | None:
     return selector(only, item=item)
 
 
-def _less(selected: Select | None, left_out: Callable[[Path], bool]) -> Select:
+def _less(selected: Predicate | None, left_out: Callable[[Path], bool]) -> Predicate:
     """The selection without the paths that are left out."""
 
     def selects(path: Path, spec: LeafSpec) -> bool:
@@ -293,7 +297,7 @@ def _placeholders_for_nothing(
 
 
 def _refuse_abstract_kept(
-    found: Match, wanted: TargetTree, item: SavedItem, everything: bool, selected: Select | None
+    found: Match, wanted: TargetTree, item: SavedItem, everything: bool, selected: Predicate | None
 ) -> None:
     """Adds to ``found`` a mismatch for each leaf that must come from the checkpoint and is missing there: abstract leaves and
     deleted arrays hold no value to keep. Beside ``only=`` abstract leaves may stay, but none that is wanted as it was saved.

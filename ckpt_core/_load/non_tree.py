@@ -165,11 +165,9 @@ def _special_value(checkpoint: Checkpoint, saved: OrbaxItem, context: StoreConte
             f"item {saved.name!r}: {array.dtype}{list(array.shape)} is no random key",
             leaf=saved.name,
         )
-    note = (
-        checkpoint.backend.read(checkpoint.path, f"{saved.name}/jax_random_key_metadata/metadata")
-        or b"{}"
-    )
-    if b'"typed": true' in note or b'"typed":true' in note:
+    said_in = f"{saved.name}/jax_random_key_metadata/metadata"
+    said = checkpoint.backend.read(checkpoint.path, said_in) or b""
+    if b'"typed":true' in said.replace(b" ", b""):
         # Orbax does not record the PRNG implementation: take it from the number of key words, which
         # tells threefry2x32 (2) from rbg (4), but not rbg from unsafe_rbg
         impl = "threefry2x32" if array.shape[-1] == 2 else "rbg"
@@ -206,28 +204,18 @@ def sizes_of(checkpoint: Checkpoint, saved: SavedItem) -> dict[str, int]:
 
 
 def _pieces(checkpoint: Checkpoint, name: str) -> Iterator[bytes]:
-    """The content of a file; at the end of it, raises if it was not what was saved."""
-    if not isinstance(checkpoint, NativeCheckpoint):
-        if checkpoint.location.local:
-            most = os.stat(f"{checkpoint.path}/{name}").st_size
-            yield from read_pieces(checkpoint.path, name, most)
-        else:
-            yield checkpoint.read_file(name)
-        return
-    expected = checkpoint.record.files[name]
-    size = crc = 0
+    """The content of a file; at the end of it, raises if it was not what was saved. Orbax records nothing to compare."""
+    saved = checkpoint.record.files[name] if isinstance(checkpoint, NativeCheckpoint) else None
     try:
-        if checkpoint.location.local:
-            pieces = read_pieces(checkpoint.path, name, expected.size_bytes)
-        elif (data := checkpoint.read_unverified(name, expected.size_bytes)) is not None:
-            pieces = iter([data])
-        else:
-            raise FileNotFoundError(name)
-        for piece in pieces:
-            size += len(piece)
-            crc = zlib.crc32(piece, crc)
+        if not checkpoint.location.local:
+            yield checkpoint.read_file(name)
+            return
+        size = os.stat(f"{checkpoint.path}/{name}").st_size if saved is None else saved.size_bytes
+        got = crc = 0
+        for piece in read_pieces(checkpoint.path, name, size):
+            got, crc = got + len(piece), zlib.crc32(piece, crc)
             yield piece
-        if (size, crc) != (expected.size_bytes, expected.crc32):
+        if saved is not None and (got, crc) != (saved.size_bytes, saved.crc32):
             what = "is damaged: its size or checksum differs from that of the save"
             raise checkpoint.corrupt(name, what)
     except (FileNotFoundError, NotADirectoryError, CheckpointCorrupt) as error:

@@ -27,9 +27,9 @@ def under_wanted_paths(
     """The item, the rules by which its paths become those of a target, and wanted paths that stay. The caller renames them, as the
     target's adapter reads it; then Orbax's names and those that the adapter knows to have changed count.
     """
-    rules, left_alone = request.rules, frozenset[str]()
+    rules, left_alone = request.matching, frozenset[str]()
     stored = item.base if isinstance(item, DerivedItem) else item
-    if isinstance(stored, ExtentItem) and request.name_rules is None:
+    if isinstance(stored, ExtentItem) and request.rules is None:
         names = renamed_names(item, rules.rename)
         paths = paths_of_names(names, wanted.flat.paths)
         item, rules = replace(item, paths=paths), replace(rules, rename=None)
@@ -123,12 +123,12 @@ def refuse_mismatches(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request
     """Raises StructureMismatch with all differences and the arguments that would allow them; or with idle entries of ``rename=``
     and ``rules=``. An entry with a new name that was saved is fine: it serves checkpoints from before and after a renaming.
     """
-    rules = request.rules
+    rules = request.matching
     mismatches = [entry for plan in plans if plan.match for entry in plan.match.mismatches]
-    mismatches += _idle_rules(checkpoint, plans, request.name_rules or ())
+    mismatches += _idle_rules(checkpoint, plans, request.rules or ())
     idle = _idle_renames(checkpoint, rules, plans)
     if mismatches:
-        renames = {} if request.name_rules else _proposed(mismatches, plans, rules)
+        renames = {} if request.rules else _proposed(mismatches, plans, rules)
         advice = _advice_for(mismatches, request, idle, renames)
         raise StructureMismatch(mismatches, where=checkpoint.path, advice=advice)
     wrong = [
@@ -229,7 +229,7 @@ def _advice_for(
     mismatches: list[Mismatch], request: Request, idle: list[Idle], renames: dict[str, str]
 ) -> str:
     """The arguments that would allow the differences, but for those already passed; ``renames`` may be what is meant."""
-    rules = request.rules
+    rules = request.matching
     kinds = {entry.kind for entry in mismatches}
     hints: list[str] = []
     missing = [str(entry.wanted) for entry in mismatches if entry.kind == "missing"]
@@ -249,7 +249,7 @@ def _advice_for(
     gone = any(one.wanted == NO_FUNCTION for one in of_functions)
     moved = gone and any(one.saved == NO_FUNCTION for one in of_functions)
     both_sides = {"missing", "unexpected"} <= kinds or moved
-    if both_sides and (rules.rename is None or idle) and not request.name_rules:
+    if both_sides and (rules.rename is None or idle) and not request.rules:
         such_as = f", such as rename={renames}" if renames else ""
         hints.append("rename= maps saved paths to wanted ones" + such_as)
     lines = [f"Where this is intended: {'; '.join(hints)}."] if hints else []

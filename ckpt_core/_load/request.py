@@ -63,7 +63,7 @@ NOT_PASSED = _NotPassed()
 class Request:
     """What a load or restore is asked for, but for the checkpoint."""
 
-    rules: MatchRules
+    matching: MatchRules
     only: Only  # not resolved yet: that is done for each item
     options: Options
     target: Any = NOT_PASSED  # of a load ``like``; of a restore the targets by item name
@@ -74,7 +74,7 @@ class Request:
     dtype: str = ""  # of all arrays of floats, for a load without a target; empty: as saved
     together: Round | None = None  # in which the processes agree; None: taken when the load starts
     abandoned: Callable[[], bool] | None = None  # of a background load: the interpreter is exiting
-    name_rules: tuple[Rule, ...] | None = None  # ``rules=``
+    rules: tuple[Rule, ...] | None = None
     select: Mapping[str, tuple[Any, ...]] | None = None  # by pattern, the entries of the index
 
 
@@ -140,7 +140,7 @@ def make_request(
         sharding=sharding,
         as_numpy=as_numpy,
         dtype=_dtype_of_all(cast, missing, unexpected) if like is None and asks else "",
-        name_rules=None if rules is None else rules_from(rules),
+        rules=None if rules is None else rules_from(rules),
         select=None if select is None else _indices(select),
     )
 
@@ -155,11 +155,10 @@ def _indices(select: Any) -> dict[str, tuple[Any, ...]]:
     for pattern, entries in found.items():
         where = f"select={{{pattern!r}: {select[pattern]!r}}}"
         slices = [one for one in entries if isinstance(one, slice)]
-        ends = [end for one in slices for end in (one.start, one.stop)]
         numbers = [one for one in entries if not isinstance(one, slice) and one is not ...]
-        numbers += [end for end in ends if end is not None]
+        numbers += [n for one in slices for n in (one.start, one.stop) if n is not None]
         odd = [n for n in numbers if isinstance(n, bool) or not isinstance(n, int | np.integer)]
-        if odd or [one is ... for one in entries].count(True) > 1:
+        if odd or sum(one is ... for one in entries) > 1:
             raise TypeError(f"{where}: an index is of whole numbers, slices and at most one ...")
         if any(one.step not in (None, 1) for one in slices):
             raise ValueError(f"{where}: select= takes no steps: load without, and index the result")

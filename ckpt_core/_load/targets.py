@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ckpt_core._devices import placing, shardings
+from ckpt_core._devices import shardings
 from ckpt_core._errors import CheckpointError, Mismatch, StructureMismatch, UnsupportedLeaf
 from ckpt_core._layout.regions import whole
 from ckpt_core._lazy import jax
@@ -93,37 +93,18 @@ def is_deleted(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and not traced and leaf.is_deleted()
 
 
-def wants_as_saved(item: SavedItem, positions: Sequence[int], request: Request) -> list[Want]:
-    """What a load without ``like`` reads of these leaves: each as it was saved."""
-    wants: list[Want] = []
-    sharding, as_numpy = request.sharding, request.as_numpy
-    # leaves of one spec and saved sharding differ in their positions alone, unless sharding= depends on the path; the
-    # record gives equal leaves one object each
-    alike = sharding is None or isinstance(sharding, (jax.sharding.Sharding, jax.sharding.Mesh))
-    known: dict[tuple[int, int], Want] = {}
-    for position in positions:
-        spec = item.specs[position]
-        key = (id(spec), id(item.shardings[position]))
-        if alike and key in known:
-            wants.append(known[key]._replace(leaf=position))
-            continue
-        if as_numpy and spec.kind in ("jax", "key"):
-            spec = LeafSpec(
-                "numpy", spec.stored_dtype if spec.kind == "key" else spec.dtype, spec.stored_shape
-            )
-        if request.dtype and spec.kind in _NUMBERS and spec.dtype.startswith(("float", "bfloat")):
-            spec = LeafSpec(spec.kind, request.dtype, spec.shape)
-        on_device = spec.kind in ("jax", "key") and not as_numpy
-        chosen = _chosen(item, position, sharding) if on_device else None
-        known[key] = _want(item, position, spec, chosen, as_numpy)
-        wants.append(known[key])
-    return wants
+def spec_as_saved(saved: LeafSpec, request: Request) -> LeafSpec:
+    """The spec of a leaf that is loaded without a target."""
+    if request.as_numpy and saved.kind in ("jax", "key"):
+        dtype = saved.stored_dtype if saved.kind == "key" else saved.dtype
+        saved = LeafSpec("numpy", dtype, saved.stored_shape)
+    if request.dtype and saved.kind in _NUMBERS and saved.dtype.startswith(("float", "bfloat")):
+        saved = LeafSpec(saved.kind, request.dtype, saved.shape)
+    return saved
 
 
 def _chosen(item: SavedItem, position: int, sharding: Any) -> Any:
-    """The sharding that ``sharding=`` asks for; else the saved one, if the devices allow it."""
-    if sharding is None:
-        return _saved_sharding(item, position)
+    """The sharding that ``sharding=`` asks for."""
     if isinstance(sharding, jax.sharding.Mesh):
         saved = shardings.rebuild_sharding(item.shardings[position], sharding)
         return saved or jax.sharding.NamedSharding(sharding, jax.sharding.PartitionSpec())
@@ -194,29 +175,32 @@ def refuse_narrowing(dtype: str, path: Path | str) -> None:
         )
 
 
-def wants_of_target(
-    item: SavedItem, wanted: Sequence[tuple[int, LeafSpec, Any]], sharding: Any = None
+def wants_of(
+    item: SavedItem,
+    wanted: Sequence[tuple[int, LeafSpec, Any]],
+    sharding: Any = None,
+    as_numpy: bool = False,
 ) -> list[Want]:
-    """What is read for the leaves of a target, from each leaf's position in the item, wanted spec, and live or abstract leaf."""
-    arrays = (jax.Array, jax.ShapeDtypeStruct)
-    asked = [
-        shardings.wanted_sharding(leaf) if isinstance(leaf, arrays) else None
-        for _, _, leaf in wanted
-    ]
-    named = (one for one in asked if isinstance(one, jax.sharding.NamedSharding))
+    """What is read for leaves of the result, from each one's position in the item, spec, and leaf in the target, or None."""
+    asked = [None if leaf is None else shardings.wanted_sharding(leaf) for _, _, leaf in wanted]
+    there = (one for one in asked if one is not None)  # jax is imported for none else
+    named = (one for one in there if isinstance(one, jax.sharding.NamedSharding))
     mesh = next((one.mesh for one in named if one.mesh.size > 1), None)
+    # many leaves differ in their positions alone, unless sharding= depends on the path; equal specs are mostly one object
+    alike = sharding is None or isinstance(sharding, (jax.sharding.Sharding, jax.sharding.Mesh))
     wants: list[Want] = []
-    known: dict[Any, Want] = {}  # many leaves differ in their positions alone
+    known: dict[Any, Want] = {}
     for (position, spec, leaf), chosen in zip(wanted, asked, strict=True):
-        if spec.kind not in ("jax", "key"):
-            chosen = None
-        elif sharding is not None:
-            chosen = _chosen(item, position, sharding)
-        elif chosen is None and not isinstance(leaf, jax.Array):
-            chosen = _saved_sharding(item, position, mesh)
-        key = item.specs[position], spec, chosen
-        if key not in known:
-            known[key] = _want(item, position, spec, chosen, False)
+        saved, described = item.specs[position], item.shardings[position]
+        key = id(saved), id(described), id(spec), type(leaf), chosen
+        if key not in known or not alike:
+            if spec.kind not in ("jax", "key"):
+                chosen = None
+            elif sharding is not None:
+                chosen = _chosen(item, position, sharding)
+            elif chosen is None and not isinstance(leaf, jax.Array):
+                chosen = _saved_sharding(item, position, mesh)
+            known[key] = _want(item, position, spec, chosen, as_numpy)
         wants.append(known[key]._replace(leaf=position))
     return wants
 
@@ -269,7 +253,7 @@ def check_room(item: SavedItem, wants: Sequence[Want], replaced: Sequence[Any] =
             f"{where} was saved with a {kind}{f' on {on!s:.80}' if on else ''}: give a target with shardings, "
             "or load with sharding= or as_numpy=True"
         )
-    free = placing.free_bytes() if unplaced else None
+    free = shardings.free_bytes() if unplaced else None
     needed = sum(spec.stored_bytes for _, spec, _ in unplaced)
     if free is not None and needed > free:
         raise CheckpointError(
@@ -309,17 +293,17 @@ def value_of(saved: LeafSpec, want: Want, parts: Parts, path: Path, *, cast: boo
         if want.sharding is None and saved.kind != "key":
             raise CheckpointError(f"{format_path(path)}: not a PRNG key")
         keyed = {region[:-1]: part for region, part in parts.items()}
-        return placing.place_key(saved.shape, spec.dtype, want.sharding, keyed)
+        return shardings.place_key(saved.shape, spec.dtype, want.sharding, keyed)
     if spec.kind == "jax":
         as_stored = spec.dtype == saved.dtype == saved.stored_dtype
         logical = parts if as_stored else _logical(saved, spec, parts, path, cast)
         dtype = None if logical else dtype_from_name(spec.dtype or saved.dtype)
         if logical and saved.detail == "weak" and spec.dtype == saved.dtype:
             (part,) = logical.values()
-            weak = placing.place_weak(part, want.sharding)
+            weak = shardings.place_weak(part, want.sharding)
             if weak is not None:
                 return weak
-        return placing.place(saved.shape, want.sharding, logical, dtype)
+        return shardings.place(saved.shape, want.sharding, logical, dtype)
     (array,) = _logical(saved, spec, parts, path, cast).values()
     if saved.kind == "key":
         return array

@@ -162,18 +162,16 @@ def _steps(item: SavedItem, wants: Sequence[Want], process: int, limit_bytes: in
         shard: Shape = want.sharding.shard_shape(spec.shape)
         shape = (*shard, *spec.stored_shape[len(spec.shape) :])
         row_bytes = max(1, spec.numpy_dtype.itemsize * math.prod(shape[1:]))
+        all_rows = shape[0] if shape else 1
         slab_rows = max(1, min(_SLAB_BYTES, limit_bytes) // row_bytes)
-        if spec.shape and slab_rows < shape[0]:
-            if isinstance(item, NativeItem) and item.chunks[want.leaf]:
-                block_rows = rows_per_block(item.chunks[want.leaf], spec.numpy_dtype.itemsize)
-                slab_rows = max(1, slab_rows // block_rows) * block_rows
-            for first in range(0, shape[0], slab_rows):
-                stop = min(first + slab_rows, shape[0])
-                size_bytes = row_bytes * (stop - first) * layout.most_regions
-                steps.append(_Step(want, layout, (first, stop), stop == shape[0], size_bytes))
-            continue
-        size_bytes = spec.numpy_dtype.itemsize * math.prod(shape) * layout.most_regions
-        steps.append(_Step(want, layout, None, True, size_bytes))
+        if slab_rows < all_rows and isinstance(item, NativeItem) and item.chunks[want.leaf]:
+            block_rows = rows_per_block(item.chunks[want.leaf], spec.numpy_dtype.itemsize)
+            slab_rows = max(1, slab_rows // block_rows) * block_rows
+        for first in range(0, max(1, all_rows), slab_rows):
+            stop = min(first + slab_rows, all_rows)
+            rows = None if stop - first == all_rows else (first, stop)
+            size_bytes = row_bytes * (stop - first) * layout.most_regions
+            steps.append(_Step(want, layout, rows, stop == all_rows, size_bytes))
     return steps
 
 

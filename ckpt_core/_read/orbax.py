@@ -10,7 +10,7 @@ import numpy as np
 
 from ckpt_core._background import run_each
 from ckpt_core._errors import CheckpointCorrupt
-from ckpt_core._format import orbax_read
+from ckpt_core._format import orbax_files
 from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._layout.regions import Region, whole, within
 from ckpt_core._read.wants import Array, Job, Parts, Reads, Share, Want, take
@@ -26,7 +26,7 @@ from ckpt_core._storage import (
     read_region,
 )
 from ckpt_core._tree import format_path
-from ckpt_core._tree.leaves import KEY_WORDS, STORED_DTYPES, LeafSpec
+from ckpt_core._tree.leaves import KEY_WORDS, STORED_DTYPES, LeafSpec, leaf_spec
 
 
 @dataclass(frozen=True)
@@ -99,16 +99,11 @@ def _stored_values(
     location = _place(checkpoint, item)
     files = checkpoint.backend.files(location.path)
     for name, size in files.items():
-        if size < 0:
-            raise CheckpointCorrupt(
-                f"{location.path}: {name} is no regular file, or a link that leads nowhere",
-                file=item.file(name),
-            )
+        odd = "" if size >= 0 else "is no regular file, or a link that leads nowhere"
         if name.rpartition("/")[2].startswith("manifest.") and size > most_bytes("manifest.ocdbt"):
-            raise CheckpointCorrupt(
-                f"{location.path}: {name} has {size} bytes, more than an index can have",
-                file=item.file(name),
-            )
+            odd = f"has {size} bytes, more than an index can have"
+        if odd:
+            raise CheckpointCorrupt(f"{location.path}: {name} {odd}", file=item.file(name))
     if not ocdbt:
         return Values(files.items())
     index = read_index(location, context)
@@ -135,26 +130,27 @@ def with_specs(checkpoint: Checkpoint, item: OrbaxItem, context: StoreContext) -
     for name in checkpoint.backend.files(_place(checkpoint, item).path):
         if name.startswith("array_metadatas/"):
             data = checkpoint.backend.read(checkpoint.path, item.file(name))
-            impls |= orbax_read.load_key_impls(data, item.file(name)) if data else {}
+            impls |= orbax_files.load_key_impls(data, item.file(name)) if data else {}
     specs = [_orbax_spec(leaf, arrays, impls.get(leaf.name)) for leaf in tree.leaves]
     return replace(item, specs=specs, arrays=arrays)
 
 
 def _orbax_spec(
-    leaf: orbax_read.OrbaxLeaf, arrays: dict[str, ForeignArray], impl: str | None
+    leaf: orbax_files.OrbaxLeaf, arrays: dict[str, ForeignArray], impl: str | None
 ) -> LeafSpec:
     if leaf.value_type == "string":
-        return LeafSpec("str")
+        return leaf_spec("str")
     array = arrays[leaf.name]
     if array.dtype not in STORED_DTYPES:
         where = format_path(leaf.path)
         raise CheckpointCorrupt(f"leaf {where}: no such dtype: {array.dtype}", leaf=where)
     if impl in KEY_WORDS:
-        return LeafSpec("key", impl, array.shape[:-1])
+        return leaf_spec("key", impl, array.shape[:-1])
     if leaf.value_type == "scalar":
         kind = _SCALAR_KINDS.get(np.dtype(array.store.dtype.numpy_dtype).kind, "float")
-        return LeafSpec(kind, array.dtype)
-    return LeafSpec("numpy" if leaf.value_type == "np.ndarray" else "jax", array.dtype, array.shape)
+        return leaf_spec(kind, array.dtype)
+    kind = "numpy" if leaf.value_type == "np.ndarray" else "jax"
+    return leaf_spec(kind, array.dtype, array.shape)
 
 
 def read_special(checkpoint: Checkpoint, item: OrbaxItem, context: StoreContext) -> Array:

@@ -432,7 +432,7 @@ class Run:
                 self._links.forget()
             self._unread.failed(targets, error)
             raise
-        self._unread.watch(restored, targets, request.rules.unexpected)
+        self._unread.watch(restored, targets, request.matching.unexpected)
         self.trail = history.restored(self.trail, Identity(step, token))
         return restored
 

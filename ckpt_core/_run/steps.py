@@ -31,7 +31,7 @@ from ckpt_core._errors import (
     CheckpointNotFound,
     NewerFormat,
 )
-from ckpt_core._format import orbax_write
+from ckpt_core._format import orbax_files
 from ckpt_core._format.record import RECORD_FILE, Record, load_record
 from ckpt_core._format.untrusted import SHORT_BYTES
 from ckpt_core._options import Options
@@ -62,7 +62,7 @@ def refuse_no_directory(directory: str, local: bool) -> None:
 
 def refuse_one_checkpoint(backend: Backend, directory: str, local: bool) -> None:
     """Raises CheckpointExists if ``directory`` is itself a checkpoint (ours or Orbax's), not a directory of steps."""
-    for name in (RECORD_FILE, orbax_write.STEP_METADATA, orbax_write.ITEM_METADATA):
+    for name in (RECORD_FILE, orbax_files.STEP_METADATA, orbax_files.ITEM_METADATA):
         path, found = f"{directory}/{name}", False
         with contextlib.suppress(OSError, CheckpointError):  # a later read or write raises the same
             found = backend.exists(path) if local else backend.read(directory, name) is not None
@@ -366,7 +366,7 @@ class Following:
             return False
         if self.directory.steps.local:
             try:
-                path = f"{self.directory.path}/{names[0]}/{orbax_write.STEP_METADATA}"
+                path = f"{self.directory.path}/{names[0]}/{orbax_files.STEP_METADATA}"
                 self._wanted.enter_context(reading(path, b""))
             except FileNotFoundError:  # deleted meanwhile, or a step of Orbax without that file
                 return self.directory.steps.has(step)
@@ -379,4 +379,4 @@ class Following:
 
 def unless_wanted(path: str, locks: bool) -> contextlib.AbstractContextManager[None]:
     """A block in which nobody can begin to want the step at ``path``; BlockingIOError if somebody wants it."""
-    return deleting(f"{path}/{orbax_write.STEP_METADATA}") if locks else contextlib.nullcontext()
+    return deleting(f"{path}/{orbax_files.STEP_METADATA}") if locks else contextlib.nullcontext()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,8 +24,8 @@ from ckpt_core._directory import (
 )
 from ckpt_core._errors import CheckpointError, RefusedArgument
 from ckpt_core._fork import HOME, forked
-from ckpt_core._format import orbax_write
-from ckpt_core._format.plain_json import numbers_in, refuse_keys
+from ckpt_core._format import orbax_files
+from ckpt_core._format.plain_json import frozen_metadata, numbers_in
 from ckpt_core._format.record import (
     FOLDERS,
     RECORD_FILE,
@@ -81,7 +80,7 @@ class RecordFields:
 
     def frozen(self) -> RecordFields:
         """A copy that later changes do not reach, with metadata as JSON returns it, and jax's settings on this thread."""
-        metadata = frozen_metadata(self.metadata)
+        metadata = None if self.metadata is None else frozen_metadata(self.metadata)
         settings = {name: getattr(jax.config, name, None) for name in JAX_SETTINGS}
         metrics = {name: float(jax.device_get(one)) for name, one in self.metrics.items()}
         return RecordFields(self.single, metadata, metrics, settings)
@@ -113,10 +112,6 @@ class SaveJob:
         return Processes(0, 1) if self.own else self.processes
 
 
-Landed = tuple[tuple[ArrayToWrite, ...], dict[str, str]]
-"""What is written, and what is compared; see ``PreparedItem``."""
-
-
 @dataclass(frozen=True)
 class PreparedItem:
     """One item after the snapshot: later changes by the caller do not reach it."""
@@ -124,7 +119,7 @@ class PreparedItem:
     name: str
     record: ItemRecord
     plan: TreePlan | None = None  # None for a data pipeline's state
-    arrays: tuple[ArrayToWrite, ...] = ()  # that this process writes; empty until ``landing``
+    arrays: tuple[ArrayToWrite, ...] = ()  # that this process writes; empty until ``landed``
     texts: dict[str, str] = field(default_factory=dict[str, str])  # of text leaves, by array name
     # of a data pipeline: of this process; of other items without arrays: the small files of process 0
     state_files: dict[str, bytes] = field(default_factory=dict[str, bytes])
@@ -133,9 +128,12 @@ class PreparedItem:
     sources: tuple[SourceFile, ...] = ()  # of ``Files``: larger files, copied while the save runs
     scratch: Scratch | None = None  # the directory in which they are, if a function wrote them
     handler: str | None = None  # of ``Files``: type name of Orbax's handler; None: JSON
-    # by array name, those that each process has one of, as texts to compare; complete after ``landing``
+    # by array name, those that each process has one of, as texts to compare; complete after ``landed``
     values: dict[str, str] = field(default_factory=dict[str, str])
-    landing: Callable[[], Landed] | None = None  # blocks; for the thread that writes
+    compares: bool = False  # whether other processes have such values
+    taken: dict[tuple[int, int], Any] | None = None  # of its leaves, until ``landed``
+    origins: Sequence[Any] = ()  # weak references to the jax arrays among the leaves, or None
+    landing: Callable[[], None] | None = None  # brings that to the host; None: it is there
 
     @functools.cached_property
     def folder(self) -> str:
@@ -212,23 +210,12 @@ def collect_items(
     return chosen
 
 
-def frozen_metadata(metadata: Any) -> Any:
-    """A copy of the metadata, as JSON returns it; TypeError if it is not JSON."""
-    if metadata is None:
-        return None
-    try:
-        refuse_keys(metadata)
-        return json.loads(json.dumps(metadata))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"metadata must be plain JSON values: {error}") from None
-
-
 def check_item_name(name: Any) -> None:
     """Raises TypeError if a name is no text, ValueError if no directory inside a checkpoint can have it."""
     if not isinstance(name, str):
         raise TypeError(f"item names must be text, got {name!r}")
     bad = not is_file_name(name) or name.startswith("_") or ".orbax-checkpoint-tmp" in name
-    taken = {*RESERVED_FOLDERS, RECORD_FILE, orbax_write.COMMIT_FILE}
+    taken = {*RESERVED_FOLDERS, RECORD_FILE, orbax_files.COMMIT_FILE}
     if bad or name in taken:
         raise RefusedArgument(
             f"{name!r} cannot be the name of an item: use letters, digits, '-', '_' and '.', not "
@@ -255,11 +242,10 @@ def metrics_of(metrics: Mapping[str, float] | None, items: Mapping[str, object])
     numbers: dict[str, Any] = {}
     for name, value in metrics.items():
         array = value if hasattr(value, "sharding") else np.asarray(value)
-        kind, dtype = (
-            array.dtype.kind,
-            array.dtype.name,
-        )  # those that jax adds, too, such as bfloat16
-        is_real = kind in "fiub" or dtype.startswith(("bfloat", "float", "int", "uint"))
+        kind = getattr(array.dtype, "kind", None)  # None: of random keys
+        is_real = kind in {*"fiub"}
+        if kind == "V":  # those that jax adds, such as bfloat16
+            is_real = array.dtype.name.startswith(("bfloat", "float", "int", "uint"))
         if not (isinstance(name, str) and array.ndim == 0 and is_real):
             shape: object = getattr(value, "shape", None)
             what = f"{an(value)} of shape {shape}" if shape else an(value)
@@ -294,7 +280,7 @@ def metadata_files(
     handlers, found = dict[str, str](), dict[str, bytes]()
     for item in items:
         form = "json" if item.record.form != "tree" else "text_tree" if item.texts else "tree"
-        handlers[item.folder] = item.handler or orbax_write.HANDLERS[form]
+        handlers[item.folder] = item.handler or orbax_files.HANDLERS[form]
         if item.record.form == "process":
             note = dump_json({"format": "ckpt process state", "process_count": job.writers.count})
             found |= dict.fromkeys([f"{item.folder}/metadata", f"{item.folder}/data.json"], note)
@@ -305,22 +291,22 @@ def metadata_files(
             found |= {folder + name: data for name, data in item.plan.files}
             if item.texts:
                 paths = dict(zip(item.names, item.record.paths, strict=True))
-                texts = orbax_write.strings_file(item.texts, paths)
-                found[folder + orbax_write.STRINGS_FILE] = texts
+                texts = orbax_files.strings_file(item.texts, paths)
+                found[folder + orbax_files.STRINGS_FILE] = texts
     stored = [one.state_files for one in items if (one.name, one.record.form) == _OF_METRICS]
     if fields.metrics or stored:
-        handlers["metrics"] = orbax_write.HANDLERS["json"]
+        handlers["metrics"] = orbax_files.HANDLERS["json"]
         numbers = dump_json(dict(fields.metrics))
         found["metrics/metrics"] = stored[0]["data.json"] if stored else numbers
-    found[orbax_write.STEP_METADATA] = orbax_write.step_metadata(handlers, fields.metadata)
+    found[orbax_files.STEP_METADATA] = orbax_files.step_metadata(handlers, fields.metadata)
     text = f"Checkpoint commit was successful to {job.target}"
     said = text.encode(errors="surrogateescape")
     if not job.local:  # there Orbax asks for one in each item that it opens by itself
-        mark = orbax_write.COMMIT_FILE
+        mark = orbax_files.COMMIT_FILE
         for item in items:
             if item.record.form != "files" or mark in item.record.notes:
                 found[f"{item.folder}/{mark}"] = said
-    return found | {orbax_write.COMMIT_FILE: said}
+    return found | {orbax_files.COMMIT_FILE: said}
 
 
 def write_sources(

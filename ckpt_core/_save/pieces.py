@@ -15,16 +15,10 @@ import numpy as np
 from ckpt_core._adapters import introduce
 from ckpt_core._errors import CheckpointError, UnsupportedLeaf
 from ckpt_core._fork import HOME
+from ckpt_core._format.plain_json import frozen_metadata
 from ckpt_core._layout.regions import whole
 from ckpt_core._options import MIB, Options, checked_options
-from ckpt_core._save.job import (
-    PreparedItem,
-    RecordFields,
-    SaveJob,
-    check_item_name,
-    frozen_metadata,
-    save_job,
-)
+from ckpt_core._save.job import PreparedItem, RecordFields, SaveJob, check_item_name, save_job
 from ckpt_core._save.plan import PlannedLeaf, TreeSignature, refuse_idle
 from ckpt_core._save.prepare import landed, plan_item, prepare_item
 from ckpt_core._save.protocol import Save
@@ -160,9 +154,14 @@ class CheckpointWriter:
         """What writes; raises if nothing can be added (any more)."""
         if self._writing is None:
             raise CheckpointError(f"{self._job.target}: {call}() is for inside of the with block")
-        if self._failure is not None:
-            raise _given_up(self._job.target) from self._failure
+        self._refuse_failed()
         return self._writing
+
+    def _refuse_failed(self) -> None:
+        if self._failure is not None:
+            raise CheckpointError(
+                f"{self._job.target}: a part could not be written (see the cause), so nothing is: start again"
+            ) from self._failure
 
     @contextlib.contextmanager
     def _noting_failure(self) -> Generator[None]:
@@ -186,8 +185,7 @@ class CheckpointWriter:
             with self._turn, writing.operation.failing("save_failed", "beginning"):
                 if error is not None:
                     raise error
-                if self._failure is not None:
-                    raise _given_up(self._job.target) from self._failure
+                self._refuse_failed()
                 writing.finish()
         except BaseException as failure:
             writing.drop()
@@ -200,12 +198,6 @@ class CheckpointWriter:
 def _whole(name: str, leaf: PlannedLeaf, values: np.ndarray[Any, Any]) -> ArrayToWrite:
     pieces = ((whole(leaf.spec.stored_shape), values),)
     return ArrayToWrite(name, leaf.spec, leaf.chunk, pieces, leaf.size_bytes, leaf.codec, None)
-
-
-def _given_up(path: str) -> CheckpointError:
-    return CheckpointError(
-        f"{path}: a part could not be written (see the cause), so nothing is: start again"
-    )
 
 
 class PieceTree:
@@ -263,9 +255,7 @@ class PieceTree:
                 places.setdefault(leaf[4], []).append(position)
         shared = tuple(map(tuple, places.values()))
         plan = plan_item(self.first.name, TreeSignature(root, *columns, shared=shared), job)
-        return replace(
-            self.first, record=plan.record, plan=plan, texts=self._texts, arrays=(), landing=None
-        )
+        return replace(self.first, record=plan.record, plan=plan, texts=self._texts)
 
     def _grown(self, path: Path, leaves: list[Any]) -> Node:
         """The structure of all parts below a path; adds its leaves, in its order."""
@@ -326,14 +316,15 @@ class _PieceWrite(Save):
             self.written_bytes += self._start_item(item)
             self.items.append(item)
             return
+        arrived = landed(item)
+        item = replace(arrived, arrays=())
         tree = self._trees.get(item.name)
         if tree is None:
             tree = self._trees[item.name] = PieceTree(item)
             self.items.append(item)
             self._writer(item)
-        arrays = landed(item).arrays
         tree.add(item)
-        self.put(item.name, arrays)
+        self.put(item.name, arrived.arrays)
 
     def put(self, name: str, arrays: Sequence[ArrayToWrite]) -> None:
         """Writes arrays of an item that was taken, or copies them if they are small."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from ckpt_core._devices import shardings
 from ckpt_core._errors import UnsupportedLeaf
-from ckpt_core._format import orbax_write
+from ckpt_core._format import orbax_files
 from ckpt_core._format.record import ItemRecord, LeafRecord
 from ckpt_core._layout.chunks import (
     CutRegion,
@@ -128,9 +128,9 @@ class TreePlan:
         specs = [leaf.spec for leaf in self.leaves]
         chunks = [leaf.chunk for leaf in self.leaves]
         return (
-            (orbax_write.ITEM_METADATA, orbax_write.item_metadata(self.record.tree, specs)),
-            (orbax_write.SHARDING_FILE, orbax_write.sharding_file(self.names, self.shardings)),
-            (orbax_write.ARRAY_METADATA, orbax_write.array_metadatas(self.names, specs, chunks)),
+            (orbax_files.ITEM_METADATA, orbax_files.item_metadata(self.record.tree, specs)),
+            (orbax_files.SHARDING_FILE, orbax_files.sharding_file(self.names, self.shardings)),
+            (orbax_files.ARRAY_METADATA, orbax_files.array_metadatas(self.names, specs, chunks)),
         )
 
 
@@ -224,7 +224,7 @@ def plan_tree(
 ) -> TreePlan:
     """The plan of one process for pytrees of this signature; UnsupportedLeaf if two leaves have the same array name."""
     names = tuple(
-        orbax_write.check_names(signature.paths, stored_paths(signature.root, signature.paths))
+        orbax_files.check_names(signature.paths, stored_paths(signature.root, signature.paths))
     )
     if isinstance(compression, tuple):
         codecs = codecs_of(compression[0], signature.paths, dict(compression[1]))
@@ -235,26 +235,20 @@ def plan_tree(
         planner.leaf(spec, stored, codec)
         for spec, stored, codec in zip(signature.specs, signature.stored, codecs, strict=True)
     ]
-    described_shardings: list[dict[str, Any] | None] = []
-    distinct: dict[Any, tuple[int | None, dict[str, Any] | None]] = {}
-    saved: list[dict[str, Any]] = []
+    placed = [bound and bound[0] for bound in signature.shardings]
+    distinct = dict.fromkeys(one for one in placed if one is not None)
+    described = {one: shardings.describe_sharding(one) for one in distinct}
+    places = {one: place for place, one in enumerate(described)}
+    # the name of a type that Orbax does not describe: the array lies somewhere all the same
+    saved = [form or {"sharding_type": type(one).__name__} for one, form in described.items()]
     records: list[LeafRecord] = []
     alike: dict[tuple[int, int], LeafRecord] = {}  # by ids of leaf and sharding
-    for leaf, sharding in zip(planned, signature.shardings, strict=True):
-        position = described = None
-        if sharding is not None:
-            if sharding[0] not in distinct:
-                description = shardings.describe_sharding(sharding[0])
-                distinct[sharding[0]] = len(saved), description
-                # the name of a type that Orbax does not describe: the array lies somewhere all the same
-                saved.append(description or {"sharding_type": type(sharding[0]).__name__})
-            position, described = distinct[sharding[0]]
-        described_shardings.append(described)
-        bound = sharding is not None and sharding[1]
-        record = alike.get((id(leaf), id(sharding)))
+    for leaf, bound in zip(planned, signature.shardings, strict=True):
+        record = alike.get((id(leaf), id(bound)))
         if record is None:
-            record = LeafRecord(leaf.spec, leaf.chunk, position if bound else None, leaf.codec)
-            alike[id(leaf), id(sharding)] = record
+            place = places[bound[0]] if bound is not None and bound[1] else None
+            record = LeafRecord(leaf.spec, leaf.chunk, place, leaf.codec)
+            alike[id(leaf), id(bound)] = record
         records.append(record)
     record = ItemRecord(
         "tree",
@@ -265,19 +259,11 @@ def plan_tree(
         1 if own else process_count,
         shared=signature.shared,
     )
-    return TreePlan(names, tuple(planned), record, tuple(described_shardings), signature, own)
+    forms = tuple(map(described.get, placed))
+    return TreePlan(names, tuple(planned), record, forms, signature, own)
 
 
-class _Cut(NamedTuple):
-    """How arrays of one spec and one sharding are cut."""
-
-    stored: Any  # entry of ``TreeSignature.stored``; held, so that its id stays its own
-    held: shardings.LocalShards
-    chunk: tuple[int, ...]
-    shards: tuple[CutRegion, ...]  # cut along chunks
-    # what this process writes, and its bytes, if no other one holds any of it; else None
-    alone: tuple[tuple[tuple[int, tuple[Region, ...]], ...], int] | None
-    whole: Region | None  # as in ``PlannedLeaf``
+_Shards = tuple[CutRegion, ...]
 
 
 class LeafPlanner:
@@ -288,68 +274,49 @@ class LeafPlanner:
         self._process = process
         self._chunk_bytes = chunk_bytes
         self._turns = WriterTurns()
-        # by ids of spec and of what the second value holds, and codec; no leaf, if each takes its turn
-        self._known: dict[tuple[int, int, str | None], tuple[PlannedLeaf | None, Any]] = {}
+        # by ids of spec and of its entry in ``TreeSignature.stored``, which the first value holds, and codec
+        self._known: dict[tuple[int, int, str | None], tuple[Any, PlannedLeaf, _Shards]] = {}
 
     def leaf(self, spec: LeafSpec, stored: Any, codec: str | None) -> PlannedLeaf:
         """How one leaf is stored; ``stored`` is its entry of ``TreeSignature.stored``."""
         key = id(spec), id(stored), codec
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = self._planned(spec, stored, codec)
-        planned, cut = known
-        return self._leaf_of(spec, cut, codec) if planned is None else planned
+        if key not in self._known:
+            self._known[key] = stored, *self._planned(spec, stored, codec)
+        _, planned, shared = self._known[key]
+        return self._taking(planned, shared) if shared else planned
 
     def _planned(
         self, spec: LeafSpec, stored: Any, codec: str | None
-    ) -> tuple[PlannedLeaf | None, Any]:
-        """The leaf, if others that are stored alike are no other; and what keeps the ids their own."""
+    ) -> tuple[PlannedLeaf, _Shards]:
+        """The leaf; and its shards here if other processes hold some, too, and this leaf takes its turn among those like it."""
         if spec.kind in TEXT_KINDS:
-            return PlannedLeaf(spec, (), None, (), 0, codec), stored
+            return PlannedLeaf(spec, (), None, (), 0, codec), ()
+        everything = whole(spec.stored_shape)
         if stored is None:  # a numpy array, a number or bytes: written by process 0
-            region = whole(spec.stored_shape)
-            chunk = self._chunk(spec, (region,), 1)
+            leaf = PlannedLeaf(spec, self._chunk(spec, (everything,), 1), None, (), 0, codec)
             if self._process > 0 and not self._own:
-                return PlannedLeaf(spec, chunk, None, (), 0, codec), None
-            takes = ((0, (region,)),)
-            return PlannedLeaf(spec, chunk, None, takes, spec.stored_bytes, codec), None
-        cut = self._cut(spec, stored)
-        return None if cut.alone is None else self._leaf_of(spec, cut, codec), cut
-
-    def _leaf_of(self, spec: LeafSpec, cut: _Cut, codec: str | None) -> PlannedLeaf:
-        takes, size_bytes = cut.alone or self._takes(cut.shards)
-        as_it_is = cut.whole if takes else None
-        return PlannedLeaf(spec, cut.chunk, cut.held, takes, size_bytes, codec, as_it_is)
-
-    def _cut(self, spec: LeafSpec, stored: Any) -> _Cut:
+                return leaf, ()
+            return leaf._replace(writes=((0, (everything,)),), size_bytes=spec.stored_bytes), ()
         sharding, committed = stored
         held = shardings.local_shards(sharding, committed, spec.stored_shape, self._process)
         chunk = self._chunk(spec, held.cuts, 1 if self._own else held.most_holders)
-        itemsize = spec.numpy_dtype.itemsize
         mine = (self._process,)
         shards = tuple(
-            cut_region(region, mine if self._own else holders, chunk, itemsize)
+            cut_region(region, mine if self._own else holders, chunk, spec.numpy_dtype.itemsize)
             for region, holders, _ in held.mine
         )
         as_it_is = (
             type(sharding) is jax.sharding.SingleDeviceSharding
-            and [shard.region for shard in shards] == [whole(spec.stored_shape)]
+            and [shard.region for shard in shards] == [everything]
             and (spec.kind == "key" or spec.stored_dtype == spec.dtype)
         )
-        alone = all(len(shard.holders) == 1 for shard in shards)
-        return _Cut(
-            stored,
-            held,
-            chunk,
-            shards,
-            self._takes(shards) if alone else None,
-            whole(spec.stored_shape) if as_it_is else None,
-        )
+        leaf = PlannedLeaf(spec, chunk, held, (), 0, codec, everything if as_it_is else None)
+        if any(len(shard.holders) > 1 for shard in shards):
+            return leaf, shards
+        return self._taking(leaf, shards), ()
 
-    def _takes(
-        self, shards: Sequence[CutRegion]
-    ) -> tuple[tuple[tuple[int, tuple[Region, ...]], ...], int]:
-        """Of each shard the regions that this process writes; and their bytes."""
+    def _taking(self, leaf: PlannedLeaf, shards: _Shards) -> PlannedLeaf:
+        """The leaf with the regions of each shard that this process writes."""
         takes: list[tuple[int, tuple[Region, ...]]] = []
         total_bytes = 0
         for position, shard in enumerate(shards):
@@ -357,7 +324,8 @@ class LeafPlanner:
             if regions:
                 takes.append((position, regions))
                 total_bytes += size_bytes
-        return tuple(takes), total_bytes
+        as_it_is = leaf.whole if takes else None
+        return leaf._replace(writes=tuple(takes), size_bytes=total_bytes, whole=as_it_is)
 
     def _chunk(self, spec: LeafSpec, cuts: tuple[Region, ...], holders: int) -> tuple[int, ...]:
         """The chunk shape of an array, the same on all processes: within all ``cuts``, of which ``holders`` write parts."""

@@ -1,12 +1,11 @@
 """Flattens, plans and snapshots items: all that a save does while the caller waits.
 
 A step that goes to several tiers is flattened and copied once: each tier has a plan of its own (``SaveJob.own``), and
-takes what it writes from the same parts.
+takes what it writes from what was copied once.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import threading
@@ -23,16 +22,16 @@ from ckpt_core._devices import shardings, transfer
 from ckpt_core._devices.transfer import Copy
 from ckpt_core._directory import Scratch, SourceFile, files_below, pieces_of
 from ckpt_core._errors import CheckpointError, CheckpointNotFound, UnsupportedLeaf
-from ckpt_core._format import orbax_write, process_state
+from ckpt_core._format import orbax_files, process_state
 from ckpt_core._format.plain_json import refuse_keys
 from ckpt_core._format.record import ItemRecord, dump_json
 from ckpt_core._items import Files, Json, SavedFiles
-from ckpt_core._layout.regions import Region, within
+from ckpt_core._layout.regions import within
 from ckpt_core._lazy import jax
 from ckpt_core._options import MIB
 from ckpt_core._platform import ROOTS
 from ckpt_core._save.agree import text_of_array, text_of_text
-from ckpt_core._save.job import Landed, PreparedItem as PreparedItem, SaveJob
+from ckpt_core._save.job import PreparedItem as PreparedItem, SaveJob
 from ckpt_core._save.plan import (
     PlannedLeaf,
     TreePlan,
@@ -55,11 +54,9 @@ from ckpt_core._tree.leaves import (
 if TYPE_CHECKING:
     from ckpt_core._save.protocol import Save
 
-Shared = tuple[tuple[tuple[str, int], ...], ...]
-"""See ``RecordFields.shared``."""
 Live = list[tuple[Any, bool]]
 """The live objects of an item, each with whether it may stand there twice."""
-Parts = dict[tuple[int, int], Any]
+Taken = dict[tuple[int, int], Any]
 """What was taken of each leaf, by its position and that of the shard in ``PlannedLeaf.held.mine``: first on devices, later
 numpy arrays. Of a leaf that no sharding places there is one, at 0, or none."""
 NOTES: tuple[str, ...] = ("metadata", "data.json")
@@ -74,19 +71,31 @@ def take_snapshot(
     copy: Copy | None = None,
     begins: Save | None = None,
 ) -> None:
-    """Copies or references all values as they are now, once for all saves of one step. With several processes, an error
-    is raised later, in ``agree``, where the others wait. ``begins`` is the save that then begins on process 0, in a file
-    system.
+    """Flattens, plans, and copies or references all values as they are now, once for all saves of one step. ``copy`` copies
+    host memory that the caller could change meanwhile; None: it waits. With several processes, an error is raised
+    later, in ``agree``, where the others wait. ``begins`` is the save that then begins on process 0, in a file system.
     """
     jobs = [one.job for one in saves]
     for one in saves:
         one.operation.happened("save_started")
+    shared = SharedObjects() if len(items) > 1 else None
+    lives: list[Live] = [[] for _ in items]
     try:
         with saves[0].operation.watched("taking the snapshot"):
-            fields = jobs[0].fields.frozen()
-            prepared, shared = prepare_items(items, jobs, copy)
-            for one, its in zip(saves, prepared, strict=True):
-                one.items, one.fields = its, replace(fields, shared=shared)
+            fields, adapters = jobs[0].fields.frozen(), _adapters.introduce(items)
+            prepared = [
+                prepare_item(name, value, adapters[name], jobs, copy, shared, live)
+                for (name, value), live in zip(items.items(), lives, strict=True)
+            ]
+            if any(lives):
+                advice = "Save it at one of these places, or a copy of it at the other"
+                _adapters.refuse_twice(items, lives, advice)
+            rules = jobs[0].options.compression
+            if isinstance(rules, Mapping):
+                refuse_idle(rules, [(first.name, first.record.paths) for first, *_ in prepared])
+            fields = replace(fields, shared=() if shared is None else shared.groups())
+            for one, own in zip(saves, zip(*prepared, strict=True), strict=True):
+                one.items, one.fields = [*own], fields
             if begins is not None and jobs[0].local and jobs[0].processes.index == 0:
                 begins.begin()
         for one in saves:
@@ -101,30 +110,6 @@ def take_snapshot(
         raise
 
 
-def prepare_items(
-    items: Mapping[str, Any], jobs: Sequence[SaveJob], copy: Copy | None
-) -> tuple[list[list[PreparedItem]], Shared]:
-    """Flattens, plans and snapshots all items: for each job its items, and the objects that several share. ``copy``
-    copies host memory that the caller could change meanwhile; None: it waits. ValueError: an ``Options.compression``
-    pattern matches no leaf.
-    """
-    shared = SharedObjects() if len(items) > 1 else None
-    adapters = _adapters.introduce(items)
-    lives: list[Live] = [[] for _ in items]
-    prepared = [
-        prepare_item(name, value, adapters[name], jobs, copy, shared, live)
-        for (name, value), live in zip(items.items(), lives, strict=True)
-    ]
-    if any(lives):
-        advice = "Save it at one of these places, or a copy of it at the other"
-        _adapters.refuse_twice(items, lives, advice)
-    rules = jobs[0].options.compression
-    if isinstance(rules, Mapping):
-        refuse_idle(rules, [(first.name, first.record.paths) for first, *_ in prepared])
-    by_job = [[item[position] for item in prepared] for position in range(len(jobs))]
-    return by_job, () if shared is None else shared.groups()
-
-
 def prepare_item(
     name: str,
     value: Any,
@@ -134,7 +119,7 @@ def prepare_item(
     shared: SharedObjects | None = None,
     live: Live | None = None,
 ) -> list[PreparedItem]:
-    """Prepares an item for each job, as ``prepare_items`` does; ``shared`` notes its leaves, ``live`` its live objects."""
+    """Prepares an item for each job, as ``take_snapshot`` does; ``shared`` notes its leaves, ``live`` its live objects."""
     try:
         if isinstance(value, Json):
             return [prepare_json(name, value, job) for job in jobs]
@@ -185,11 +170,11 @@ def _prepare_tree(
         texts[first.names[position]] = to_text(flat.leaves[position], signature.specs[position])
     if texts:
         # called for its checks only, so that a text that cannot be stored fails on this thread
-        orbax_write.strings_file(texts, dict(zip(first.names, flat.paths, strict=True)))
-    parts: Parts = {}
+        orbax_files.strings_file(texts, dict(zip(first.names, flat.paths, strict=True)))
+    taken: Taken = {}
     compare = [job.processes.count > 1 and not job.own for job in jobs]
     for plan, compares in zip(plans, compare, strict=True):
-        _collect_parts(plan, data, parts, copy, compares)
+        _take_parts(plan, data, taken, copy, compares)
     options = jobs[0].options
     # on an accelerator, the transfer to the host makes a copy anyway
     adapters = {_adapters.adapter_for(obj) for obj, _ in found}
@@ -199,12 +184,12 @@ def _prepare_tree(
     # stage() only enqueues copies, which may run after the caller has written to shared memory: so
     # arrays that need copy_now are copied here instead
     if options.snapshot != "host" and copy is not None and copy_now is None:
-        transfer.stage(parts, options.snapshot)
-        landing = _Landing(first.leaves, parts)
+        transfer.stage(taken, options.snapshot)
+        landing = _Landing(taken)
     else:
-        transfer.bring_to_host(parts, _on_devices(first.leaves, parts), copy_now, staged=False)
+        transfer.bring_to_host(taken, copy_now, staged=False)
     linking = any(job.links is not None for job in jobs)
-    sources = [
+    origins = [
         weakref.ref(leaf) if linking and spec.kind == "jax" else None
         for leaf, spec in zip(flat.leaves, signature.specs, strict=True)
     ]
@@ -214,9 +199,10 @@ def _prepare_tree(
             plan.record,
             plan,
             texts=texts,
-            landing=functools.partial(
-                _landed, plan, parts, sources, texts if compares else None, landing
-            ),
+            compares=compares,
+            taken=taken,
+            origins=origins,
+            landing=landing,
         )
         for plan, compares in zip(plans, compare, strict=True)
     ]
@@ -232,10 +218,10 @@ def plan_item(name: str, signature: TreeSignature, job: SaveJob) -> TreePlan:
     )
 
 
-def _collect_parts(
-    plan: TreePlan, data: Sequence[Any], parts: Parts, copy: Copy | None, compares: bool
+def _take_parts(
+    plan: TreePlan, data: Sequence[Any], taken: Taken, copy: Copy | None, compares: bool
 ) -> None:
-    """Adds to ``parts`` what this plan writes and is not there yet: shards on devices, or host arrays; if it ``compares``,
+    """Adds to ``taken`` what this plan writes and is not there yet: shards on devices, or host arrays; if it ``compares``,
     also values of which each process has one: process 0 writes them, and the others compare theirs.
     """
     for position, (name, leaf, stored) in enumerate(
@@ -243,19 +229,19 @@ def _collect_parts(
     ):
         only = position, 0
         if leaf.whole is not None:
-            parts[only] = stored
+            taken[only] = stored
         elif leaf.writes:
             if leaf.held is None:
-                if only not in parts:
-                    parts[only] = _host_part(leaf, stored, copy)
+                if only not in taken:
+                    taken[only] = _host_part(leaf, stored, copy)
             else:
                 held = transfer.held_data(stored, leaf.held)
                 for shard, _ in leaf.writes:
-                    parts[position, shard] = held[shard]
-        elif not compares or only in parts or leaf.spec.kind in TEXT_KINDS:
+                    taken[position, shard] = held[shard]
+        elif not compares or only in taken or leaf.spec.kind in TEXT_KINDS:
             continue
         elif name in plan.unshared:
-            parts[only] = stored if leaf.held is not None else _host_part(leaf, stored, copy)
+            taken[only] = stored if leaf.held is not None else _host_part(leaf, stored, copy)
 
 
 def _host_part(leaf: PlannedLeaf, value: Any, copy: Copy | None) -> np.ndarray[Any, Any]:
@@ -264,89 +250,67 @@ def _host_part(leaf: PlannedLeaf, value: Any, copy: Copy | None) -> np.ndarray[A
     return copy(host) if copy is not None and leaf.spec.kind == "numpy" else host
 
 
-def _on_devices(leaves: Sequence[PlannedLeaf], parts: Parts) -> list[tuple[int, int]]:
-    return [place for place in parts if leaves[place[0]].held is not None]
-
-
 @dataclass
 class _Landing:
     """Brings copies in device memory to the host once, on the first thread that writes, and frees that memory."""
 
-    leaves: Sequence[PlannedLeaf]
-    parts: Parts
+    taken: Taken
     lock: threading.Lock = field(default_factory=threading.Lock)
-    landed: bool = False
-    failure: str = ""
+    outcome: str | None = None  # None: not begun; empty: they are there; else why they are not
 
     def __call__(self) -> None:
         with self.lock:
-            if self.failure:
-                raise CheckpointError(f"the snapshot did not reach the host: {self.failure}")
-            if self.landed:
-                return
             try:
-                places = _on_devices(self.leaves, self.parts)
-                transfer.bring_to_host(self.parts, places, staged=True)
-                self.landed = True
+                if self.outcome is None:
+                    transfer.bring_to_host(self.taken, staged=True)
+                    self.outcome = ""
             except BaseException as error:
                 # as text: the error's traceback leads back here, and such a circle would hold the arrays
-                self.failure = f"{type(error).__name__}: {error}"
-                self.parts.clear()
+                self.outcome = f"{type(error).__name__}: {error}"
+                self.taken.clear()
                 raise
+            if self.outcome:
+                raise CheckpointError(f"the snapshot did not reach the host: {self.outcome}")
 
 
 def landed(item: PreparedItem) -> PreparedItem:
-    """The item with its arrays on the host; blocks until they are there."""
-    if item.landing is None:
+    """The item with its arrays on the host, and the values that all compare; blocks until they are there."""
+    plan, taken = item.plan, item.taken
+    if plan is None or taken is None:
         return item
-    arrays, values = item.landing()
-    return replace(item, arrays=arrays, values=values, landing=None)
-
-
-def _landed(
-    plan: TreePlan,
-    parts: Parts,
-    sources: Sequence[Any],
-    texts: Mapping[str, str] | None,
-    landing: Callable[[], None] | None,
-) -> Landed:
-    """The arrays that this process writes, on the host after ``landing``, and the values that all compare. ``sources``
-    are weak references to jax arrays; ``texts`` the compared leaves that are stored as text, None if nothing is compared.
-    """
-    if landing is not None:
-        landing()
+    if item.landing is not None:
+        item.landing()
     arrays: list[ArrayToWrite] = []
     values: dict[str, str] = {}
-    for position, (name, leaf, source) in enumerate(
-        zip(plan.names, plan.leaves, sources, strict=True)
+    for position, (name, leaf, origin) in enumerate(
+        zip(plan.names, plan.leaves, item.origins, strict=True)
     ):
         if leaf.spec.kind in TEXT_KINDS:
             continue
-        if texts is not None and name in plan.unshared:
-            values[name] = text_of_array(parts[position, 0], leaf.spec)
+        if item.compares and name in plan.unshared:
+            values[name] = text_of_array(taken[position, 0], leaf.spec)
         if leaf.whole is not None:
-            pieces = ((leaf.whole, parts[position, 0]),)
+            pieces = ((leaf.whole, taken[position, 0]),)
         elif leaf.held is None:
-            pieces = tuple([(regions[0], parts[position, 0]) for _, regions in leaf.writes])
+            pieces = tuple([(regions[0], taken[position, 0]) for _, regions in leaf.writes])
         else:
-            taken = [(shard, regions, parts[position, shard]) for shard, regions in leaf.writes]
-            pieces = tuple(_device_pieces(leaf.spec, leaf.held, taken))
+            pieces = tuple(_device_pieces(position, leaf, leaf.held, taken))
         arrays.append(
-            ArrayToWrite(name, leaf.spec, leaf.chunk, pieces, leaf.size_bytes, leaf.codec, source)
+            ArrayToWrite(name, leaf.spec, leaf.chunk, pieces, leaf.size_bytes, leaf.codec, origin)
         )
-    values |= {name: text_of_text(text) for name, text in (texts or {}).items()}
-    return tuple(arrays), values
+    if item.compares:
+        values |= {name: text_of_text(text) for name, text in item.texts.items()}
+    return replace(item, arrays=tuple(arrays), values=values, taken=None, origins=(), landing=None)
 
 
 def _device_pieces(
-    spec: LeafSpec,
-    held: shardings.LocalShards,
-    taken: Iterable[tuple[int, tuple[Region, ...], np.ndarray[Any, Any]]],
+    position: int, leaf: PlannedLeaf, held: shardings.LocalShards, taken: Taken
 ) -> Iterator[transfer.Piece]:
     """Pairs of a region that this process writes, and its values in the stored dtype."""
+    spec = leaf.spec
     carried = spec.stored_dtype != spec.dtype and spec.kind != "key"
-    for shard, regions, part in taken:
-        region = held.mine[shard][0]
+    for shard, regions in leaf.writes:
+        region, part = held.mine[shard][0], taken[position, shard]
         host = as_stored(part, spec) if carried else part
         for one in regions:
             yield one, host if one == region else host[within(one, region)]
@@ -440,16 +404,14 @@ def prepare_files(
         for _ in writing:
             scratch.close()
         scratch = None
-    prepared: list[PreparedItem] = []
-    for job in jobs:
-        if job.writers.index > 0:
-            prepared.append(_prepared(name, job))
-            continue
-        # in a bucket, Orbax wants it in each item
-        marks = () if job.local or orbax_write.COMMIT_FILE in names else (orbax_write.COMMIT_FILE,)
-        content = {"state_files": held, "sources": tuple(sources), "scratch": scratch}
-        prepared.append(_prepared(name, job, (*notes, *marks), handler=handler, **content))
-    return prepared
+    content = {"state_files": held, "sources": tuple(sources), "scratch": scratch}
+    mark = {orbax_files.COMMIT_FILE} - names  # in a bucket, Orbax wants it in each item
+    return [
+        _prepared(name, job, (*notes, *(() if job.local else mark)), handler=handler, **content)
+        if job.writers.index == 0
+        else _prepared(name, job)
+        for job in jobs
+    ]
 
 
 def _prepared(name: str, job: SaveJob, notes: tuple[str, ...] = (), **content: Any) -> PreparedItem:

@@ -41,7 +41,7 @@ from ckpt_core._save.job import (
     write_sources,
 )
 from ckpt_core._save.prepare import landed, take_snapshot
-from ckpt_core._storage import INDEX_FILE, ArrayToWrite, ArrayWriter, Rows, encode_index
+from ckpt_core._storage import INDEX_FILE, ArrayWriter, Rows, encode_index
 
 _FILES_AT_ONCE = 4  # number of data files that are written at once
 _UPLOADED_FILE_BYTES = 32 * MIB  # of a data file in an object store: it is in memory as a whole
@@ -376,12 +376,11 @@ class Save:
             self.files |= copied
             sizes = (file.size_bytes for file in copied.values())
             return sum(map(len, item.state_files.values())) + sum(sizes)
-        writer, arrays, apart = self._writer(item), item.arrays, list[ArrayToWrite]()
-        if self._links is not None and (linked := self._links.link(item, self.attempt.path)):
-            self.files |= linked.files
-            writer.take_over(linked.places)
-            writer.checksums |= linked.checksums
-            apart, arrays = linked.to_write(arrays)
+        writer, arrays, apart = self._writer(item), item.arrays, ()
+        if self._links is not None:
+            linked, apart, arrays = self._links.link(item, self.attempt.path, writer)
+            self.files |= linked
+        if apart:
             writer.put(apart)
             writer.start()  # into files of their own
         writer.put(arrays)
@@ -461,11 +460,8 @@ class Save:
             items={item.name: item.record for item in self.items},
             files=files,
             token=self.token,
-            single=self.fields.single,
-            metadata=self.fields.metadata,
-            metrics=dict(self.fields.metrics),
+            **vars(self.fields),
             versions=library_versions(),
-            settings=dict(self.fields.settings),
             topology={
                 "process_count": jax.process_count(),
                 "device_count": jax.device_count(),
@@ -479,5 +475,4 @@ class Save:
             packed=pack(within) if within else b"",
             part=self.part,
             parent=self.job.parent,
-            shared=self.fields.shared,
         )

@@ -13,7 +13,7 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,26 +62,9 @@ class _SavedStep(NamedTuple):
     files: Mapping[str, FileRecord]  # by path in the step
 
 
-@dataclass(frozen=True)
-class Linked:
-    """The result of linking one item."""
-
-    names: frozenset[str]  # the arrays whose chunks need not be written
-    places: dict[str, Place]  # of those chunks, by key
-    checksums: dict[str, tuple[int, ...]]  # of their blocks, by key
-    files: dict[str, FileRecord]  # by path in the checkpoint
-    unlinked: frozenset[str]  # unchanged arrays in files that are not worth linking
-
-    def to_write(
-        self, arrays: Iterable[ArrayToWrite]
-    ) -> tuple[list[ArrayToWrite], list[ArrayToWrite]]:
-        """The unlinked arrays, and the others, with what must still be written: at least what describes them."""
-        apart, others = list[ArrayToWrite](), list[ArrayToWrite]()
-        for array in arrays:
-            if array.name in self.names:
-                array = replace(array, pieces=(), size_bytes=0)
-            (apart if array.name in self.unlinked else others).append(array)
-        return apart, others
+_Linked = tuple[dict[str, FileRecord], Sequence[ArrayToWrite], Sequence[ArrayToWrite]]
+"""The files that were linked, by path in the checkpoint; unchanged arrays that are not worth linking, to be written into files of
+their own; and the other arrays with what must still be written, at least what describes them."""
 
 
 class Links:
@@ -92,21 +75,20 @@ class Links:
         self._next: _SavedStep | None = None
         self._changing: set[tuple[str, str]] = set()
 
-    def link(self, item: PreparedItem, target: str) -> Linked | None:
-        """Links an item's unchanged arrays into ``target``; None if none can be linked, and all is to be written."""
-        if self._last is None or item.name not in self._last.items:
-            return None
+    def link(self, item: PreparedItem, target: str, writer: ArrayWriter) -> _Linked:
+        """Links an item's unchanged arrays into ``target``, and has its ``writer`` take over their chunks."""
         try:
-            return _ItemLinker(self._last, item, self._changing).link(f"{target}/{item.folder}")
+            if self._last is not None and item.name in self._last.items:
+                linker = _ItemLinker(self._last, item, self._changing)
+                return linker.link(f"{target}/{item.folder}", writer)
         except (OSError, CheckpointCorrupt) as error:
             logger.debug("%s: everything is written anew: %s", target, error)
-            return None
+        return {}, (), item.arrays
 
     def link_file(self, name: str, target: str, source: SourceFile) -> FileRecord | None:
         """Links a file of the last step to ``target/name`` if it holds what ``source`` holds; None if not."""
         last = self._last
-        known = None if last is None else last.identities.get(name)
-        if last is None or known is None:
+        if last is None or (known := last.identities.get(name)) is None:
             return None
         if not LEAST_FILE_BYTES <= known.size_bytes == source.size_bytes:
             return None
@@ -160,8 +142,8 @@ class _ItemLinker:
                 found[key] = rows.paths[file], offset, size_bytes
         return found
 
-    def link(self, target: str) -> Linked | None:
-        """Links unchanged arrays into the item's directory ``target``; None if there are none."""
+    def link(self, target: str, writer: ArrayWriter) -> _Linked:
+        """Links unchanged arrays into the item's directory ``target``."""
         candidates = {array.name: array for array in self._item.arrays if self._may_be_same(array)}
         keys = {name: _keys(array) for name, array in candidates.items()}
         keys = {name: its for name, its in keys.items() if all(key in self._places for key in its)}
@@ -174,13 +156,15 @@ class _ItemLinker:
             same = [name for name, equal in zip(compared, found, strict=True) if equal]
         chosen = self._worth_linking({name: keys[name] for name in same})
         kept = {name for name in keys.keys() - {*compared} if self._is_object(candidates[name])}
-        unlinked = frozenset(kept.union(same).difference(chosen))
+        unlinked = kept.union(same).difference(chosen)
         if sum(candidates[name].size_bytes for name in unlinked) < LEAST_FILE_BYTES:
-            unlinked = frozenset()
-        if not chosen and not unlinked:
-            return None
+            unlinked = set[str]()
         linked = [key for name in chosen for key in keys[name]]
-        return self._linked(target, frozenset(chosen), linked, unlinked)
+        files = self._link_files(target, linked, writer) if linked else {}
+        described = {name: replace(candidates[name], pieces=(), size_bytes=0) for name in chosen}
+        arrays = [described.get(array.name, array) for array in self._item.arrays]
+        apart = [array for array in arrays if array.name in unlinked]
+        return files, apart, [array for array in arrays if array.name not in unlinked]
 
     def _worth_linking(self, keys: Mapping[str, Sequence[str]]) -> list[str]:
         """Names of the arrays in files of at least 1 MiB that are needed to 4/5 or more; ``keys`` are those of their
@@ -206,10 +190,10 @@ class _ItemLinker:
                 if poor.isdisjoint(path for path, _, _ in places)
             }
 
-    def _linked(
-        self, target: str, names: frozenset[str], keys: Sequence[str], unlinked: frozenset[str]
-    ) -> Linked:
-        """Links the files of these chunks."""
+    def _link_files(
+        self, target: str, keys: Sequence[str], writer: ArrayWriter
+    ) -> dict[str, FileRecord]:
+        """Links the files of these chunks, which ``writer`` takes over."""
         prefix, kept = f"{self._item.folder}/", {*keys}
         live: dict[str, list[tuple[int, int]]] = {}  # of each file
         for key in keys:
@@ -225,15 +209,11 @@ class _ItemLinker:
                 file = replace(file, crc32=crc32_of(f"{self._folder}/{path}", outside))
             files[prefix + link] = file
         identities = {path: self._last.identities[prefix + path] for path in new}
-        if new:  # last, as what fails leaves no link
-            link_files(self._folder, target, new, identities)
-        return Linked(
-            names,
-            {key: (new[self._places[key][0]], *self._places[key][1:]) for key in keys},
-            {key: self._checksums[key] for key in keys},
-            files,
-            unlinked,
-        )
+        link_files(self._folder, target, new, identities)  # what fails before leaves no link
+        places = ((key, self._places[key]) for key in keys)
+        writer.take_over({key: (new[path], start, size) for key, (path, start, size) in places})
+        writer.checksums |= {key: self._checksums[key] for key in keys}
+        return files
 
     def _may_be_same(self, array: ArrayToWrite) -> bool:
         """Whether it is worth comparing the array's values with those of the last step."""

@@ -13,8 +13,7 @@ import numpy as np
 
 from ckpt_core._directory import Backend
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound, Mismatch
-from ckpt_core._format.orbax_read import OrbaxTree
-from ckpt_core._format.orbax_write import STRINGS_FILE, read_string
+from ckpt_core._format.orbax_files import STRINGS_FILE, OrbaxTree, read_string
 from ckpt_core._format.recipes import Recipe
 from ckpt_core._format.record import RECORD_FILE, Record
 from ckpt_core._format.rules import Rule
@@ -47,10 +46,11 @@ class SavedItem:
         """Path of one of the item's files, relative to the checkpoint."""
         return f"{self.directory}/{name}" if self.directory else name
 
-    def differs(self, path: Path, kind: str, saved: object, wanted: object) -> Mismatch:
-        """The mismatch of a leaf with what is wanted there."""
+    def differs(self, path: Path | str, kind: str, saved: object, wanted: object) -> Mismatch:
+        """The mismatch of a leaf, or what has this name, with what is wanted there."""
+        where = path if isinstance(path, str) else format_path(path)
         texts = (None if one is None else str(one) for one in (saved, wanted))
-        return Mismatch(format_path(path), kind, *texts, item=self.name or None)
+        return Mismatch(where, kind, *texts, item=self.name or None)
 
     def name_of(self, leaf: int) -> str:
         """Name of a leaf's array."""
@@ -184,7 +184,7 @@ class NativeCheckpoint(Checkpoint):
         expected = self.record.files.get(name)
         if expected is None:
             raise self.corrupt(name, "was never saved", leaf)
-        data = self.read_unverified(name, min(most_bytes(name), expected.size_bytes))
+        data = self.read_unverified(name, min(self.record.most_bytes(name), expected.size_bytes))
         if data is None:
             raise self.corrupt(name, "is missing", leaf)
         if expected.size_bytes != len(data) or expected.crc32 != zlib.crc32(data):

@@ -136,12 +136,10 @@ def _headers(
     folder: Location, backend: Backend, names: Sequence[str]
 ) -> dict[str, safetensors.Header]:
     """The headers of files, by name; read in parallel."""
-    files = DataFiles(folder) if folder.local else StoreFiles(folder, new_context())
-    try:
+    opened = DataFiles(folder) if folder.local else StoreFiles(folder, new_context())
+    with contextlib.closing(opened) as files:
         read = functools.partial(_header, files, folder, backend)
         return dict(zip(names, run_each(read, list(names), 8, "ckpt-open"), strict=True))
-    finally:
-        files.close()
 
 
 def _header(

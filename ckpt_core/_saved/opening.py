@@ -14,8 +14,8 @@ from ckpt_core._background import unfinished, wait_for_saves
 from ckpt_core._directory import Backend, refuse_file, refuse_lost_link, resolve
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
 from ckpt_core._fork import HOME, forked
-from ckpt_core._format import orbax_read, orbax_write
-from ckpt_core._format.orbax_read import OrbaxTree
+from ckpt_core._format import orbax_files
+from ckpt_core._format.orbax_files import OrbaxTree
 from ckpt_core._format.plain_json import numbers_in
 from ckpt_core._format.record import MARKER, RECORD_FILE, folder_of, load_record, parse_json
 from ckpt_core._operation import logger
@@ -72,11 +72,9 @@ def _standing(path: str) -> tuple[int, ...]:
     """Tells whether another checkpoint was put at a path: then it changes."""
     found: list[int] = []
     for one in (path, f"{path}/{RECORD_FILE}"):
-        try:
+        with contextlib.suppress(OSError):
             status = os.stat(one)
-        except OSError:
-            continue
-        found += [status.st_dev, status.st_ino, status.st_ctime_ns]
+            found += [status.st_dev, status.st_ino, status.st_ctime_ns]
     return tuple(found)
 
 
@@ -94,20 +92,20 @@ def _open(location: Location, backend: Backend) -> Checkpoint:
         record = backend.read(text, RECORD_FILE)  # committed since the first look
     if record is not None:
         return _open_ours(location, backend, record)
-    described = backend.read(text, orbax_write.STEP_METADATA)
+    described = backend.read(text, orbax_files.STEP_METADATA)
     step: dict[str, Any] = {}
     if described:
-        step = parse_json(described, orbax_write.STEP_METADATA)
+        step = parse_json(described, orbax_files.STEP_METADATA)
         if not isinstance(step, dict):
             raise CheckpointCorrupt(
-                f"{orbax_write.STEP_METADATA}: not an object", file=orbax_write.STEP_METADATA
+                f"{orbax_files.STEP_METADATA}: not an object", file=orbax_files.STEP_METADATA
             )
         step["custom_metadata"] = step.get("custom_metadata") or {}
     if MARKER in step.get("custom_metadata", {}):
         raise _no_record(text)
-    tree = backend.read(text, orbax_write.ITEM_METADATA)
+    tree = backend.read(text, orbax_files.ITEM_METADATA)
     if tree is not None:
-        flat = orbax_read.load_item_metadata(tree, orbax_write.ITEM_METADATA)
+        flat = orbax_files.load_item_metadata(tree, orbax_files.ITEM_METADATA)
         return _open_flat(location, backend, flat)
     return _open_orbax(location, backend, step) or _open_folder(folder, backend)
 
@@ -187,9 +185,9 @@ def _orbax_tree(
     path: str, backend: Backend, name: str, directory: str, tree: OrbaxTree, form: str = "tree"
 ) -> OrbaxItem:
     """A pytree item that Orbax wrote, without specs: dtypes and shapes are known of opened arrays only."""
-    file = f"{directory}/{orbax_write.SHARDING_FILE}".lstrip("/")
+    file = f"{directory}/{orbax_files.SHARDING_FILE}".lstrip("/")
     data = backend.read(path, file)
-    shardings = orbax_read.load_shardings(data, file) if data else {}
+    shardings = orbax_files.load_shardings(data, file) if data else {}
     return OrbaxItem(
         name=name,
         form=form,
@@ -209,7 +207,7 @@ def _open_orbax(location: Location, backend: Backend, step: dict[str, Any]) -> C
     items: dict[str, SavedItem] = {}
     metrics: dict[str, float] = {}
     for name in backend.children(path):
-        known = orbax_read.handler_form(str(handlers.get(name, "")))
+        known = orbax_files.handler_form(str(handlers.get(name, "")))
         item = _orbax_item(path, backend, name, known)
         if item is None and name in handlers:
             files = backend.files(f"{path}/{name}")
@@ -239,9 +237,9 @@ def _orbax_item(path: str, backend: Backend, name: str, known: str) -> OrbaxItem
     """The item in a subdirectory of an Orbax checkpoint, or None; ``known`` is its form by its handler, empty if none is named."""
     nested = {"jax_key": "jax_random_key", "numpy_key": "np_random_key"}.get(known)
     directory = f"{name}/{nested}" if nested else name
-    data = backend.read(path, f"{directory}/{orbax_write.ITEM_METADATA}")
+    data = backend.read(path, f"{directory}/{orbax_files.ITEM_METADATA}")
     if data is not None:
-        tree = orbax_read.load_item_metadata(data, f"{directory}/{orbax_write.ITEM_METADATA}")
+        tree = orbax_files.load_item_metadata(data, f"{directory}/{orbax_files.ITEM_METADATA}")
         if tree.required_record:
             raise _no_record(path)
         form = known if known in ("array", "jax_key", "numpy_key") else "tree"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ckpt_core._errors import CheckpointCorrupt, Mismatch
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.leaves import PYTHON_NUMBERS, LeafSpec, family
-from ckpt_core._tree.patterns import Select
+from ckpt_core._tree.patterns import Predicate
 from ckpt_core.arguments import nearest
 
 
@@ -45,7 +45,7 @@ def match(
     wanted: Sequence[tuple[Path, LeafSpec | None]],
     rules: MatchRules,
     *,
-    selected: Select | None = None,
+    selected: Predicate | None = None,
     item: str | None = None,
 ) -> Match:
     """Pairs saved and wanted leaves by path; a wanted spec of None fits any. What is not ``selected`` keeps the target's value."""
@@ -175,7 +175,7 @@ def _may_be_meant(one: Mismatch, other: Mismatch) -> bool:
 
 
 def positions_of(
-    paths: Sequence[Path], specs: Sequence[LeafSpec], selected: Select | None
+    paths: Sequence[Path], specs: Sequence[LeafSpec], selected: Predicate | None
 ) -> Sequence[int]:
     """Indices of the selected leaves; of all if ``selected`` is None."""
     every = range(len(paths))

@@ -10,7 +10,7 @@ from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.leaves import LeafSpec
 from ckpt_core.arguments import nearest
 
-Select = Callable[[Path, LeafSpec], bool]
+Predicate = Callable[[Path, LeafSpec], bool]
 
 
 def pattern_to_regex(pattern: str) -> re.Pattern[str]:
@@ -28,7 +28,7 @@ def pattern_to_regex(pattern: str) -> re.Pattern[str]:
 
 def selector(
     only: str | Iterable[str] | Callable[[str, LeafSpec], bool] | None, *, item: str
-) -> Select | None:
+) -> Predicate | None:
     """The predicate for ``only=``, None for all leaves; a pattern matches the path inside the item, or ``item/path``."""
     if only is None:
         return None

@@ -16,8 +16,7 @@ import numpy as np
 from ckpt_core._directory import has_sign, kind_at, place, resolve
 from ckpt_core._errors import CheckpointError, CheckpointExists, CheckpointNotFound
 from ckpt_core._format import safetensors
-from ckpt_core._format.rules import Rule, rules_from
-from ckpt_core._format.rules_back import Export, exports
+from ckpt_core._format.rules import Export, Rule, exports, rules_from
 from ckpt_core._layout.regions import whole
 from ckpt_core._options import MIB, Options, checked_options
 from ckpt_core._read import Array, Want, read_leaves, with_specs

@@ -196,7 +196,7 @@ def test_without_such_memory_nothing_is_copied_twice(monkeypatch):
     monkeypatch.setattr(transfer, "_page_locked", lambda *_: None)
     arrays: dict[Any, Any] = {n: jnp.arange(100.0) for n in range(10)}
     places = {n: array.unsafe_buffer_pointer() for n, array in arrays.items()}
-    transfer.bring_to_host(arrays, [*arrays], staged=False)
+    transfer.bring_to_host(arrays, staged=False)
     assert {n: array.ctypes.data for n, array in arrays.items()} == places
 
 
@@ -208,7 +208,7 @@ def test_arrays_that_are_offloaded_there_are_copied(monkeypatch, room):
     if not room:
         monkeypatch.setattr(jax, "device_put", full)
     arrays: dict[Any, Any] = dict(enumerate(offloaded))
-    transfer.bring_to_host(arrays, [0, 1], staged=False)
+    transfer.bring_to_host(arrays, staged=False)
     for name, one in enumerate(offloaded):
         np.testing.assert_array_equal(arrays[name], np.arange(1000.0))
         assert arrays[name].ctypes.data != one.unsafe_buffer_pointer()
@@ -218,7 +218,7 @@ def test_arrays_that_are_offloaded_there_are_copied(monkeypatch, room):
 def test_copies_that_are_there_already_are_not_copied_again():
     array = pinned()
     arrays: dict[Any, Any] = {0: array}
-    transfer.bring_to_host(arrays, [0], staged=True)
+    transfer.bring_to_host(arrays, staged=True)
     assert arrays[0].ctypes.data == array.unsafe_buffer_pointer()
 
 

@@ -17,7 +17,7 @@ from jax._src.interpreters import pxla
 
 import ckpt_core as ckpt
 from ckpt_core import _processes
-from ckpt_core._devices import placing
+from ckpt_core._devices import shardings
 from ckpt_core._save.plan import plan_tree
 from ckpt_core.testing import assert_same
 
@@ -96,12 +96,12 @@ def test_a_jax_without_the_quick_way_is_slower_and_says_so_once(
     }
     ckpt.save(tmp_path / "a", tree)
     for name in ("_private", "_warn"):
-        unwrapped = getattr(placing, name).__wrapped__
-        monkeypatch.setattr(placing, name, functools.cache(unwrapped))
+        unwrapped = getattr(shardings, name).__wrapped__
+        monkeypatch.setattr(shardings, name, functools.cache(unwrapped))
     with caplog.at_level(logging.WARNING, "ckpt_core"):
         with monkeypatch.context() as patch:  # jax itself needs it for what comes after
             LACKS[lack](patch)
-            placing._private()
+            shardings._private()
         with jax.transfer_guard("disallow"):
             found = [ckpt.load(tmp_path / "a"), ckpt.restore(tmp_path / "a", state=tree)["state"]]
     for got in found:
