@@ -13,11 +13,11 @@ from ckpt_core._load import NOT_PASSED, collect_targets, make_request
 from ckpt_core._operation import logger
 from ckpt_core._options import Options, checked_options, of_local_steps, unknown_argument
 from ckpt_core._results import CheckpointInfo, RestoredStep, html_of_directory
-from ckpt_core._run import going_back
+from ckpt_core._run import restoring
 from ckpt_core._run.in_flight import Turns, in_turn, raise_failures, settle_all, wait_for_others
 from ckpt_core._run.policies import choose_keep_policy, choose_save_policy, keep, when
 from ckpt_core._run.run import Run
-from ckpt_core._run.steps import open_run_directory
+from ckpt_core._run.steps import open_run
 from ckpt_core._run.tiers import Tiers
 from ckpt_core._save import NOTHING, RecordFields, collect_items, metrics_of
 from ckpt_core._verify import describe_opened
@@ -102,28 +102,28 @@ class Checkpointer:
             raise forked()
         if not type(asynchronous) is type(read_only) is bool:
             check_flags(asynchronous=asynchronous, read_only=read_only)
-        run = open_run_directory(
+        steps = open_run(
             directory,
             StepNames(step_prefix, step_format_fixed_length),
             checked_options(options),
             read_only,
         )
         self._run = Run(
-            run,
+            steps,
             choose_save_policy(save_policy, save_interval_steps),
             choose_keep_policy(keep_policy, max_to_keep, keep_period, best_metric, best_mode),
             local_directory=local_directory,
             asynchronous=asynchronous,
         )
-        unused = of_local_steps(run.options) if local_directory is None and not read_only else []
+        unused = of_local_steps(steps.options) if local_directory is None and not read_only else []
         if unused:
             logger.warning(
                 "%s: Options.%s has no effect without Checkpointer(local_directory=): every step that is saved goes "
                 "to this directory",
-                run.path,
+                steps.directory,
                 ", ".join(unused),
             )
-        self._turns = Turns(run.path, self._run.slots, run.options.timeout_secs)
+        self._turns = Turns(steps.directory, self._run.slots, steps.options.timeout_secs)
         self._best = best_metric, best_mode
 
     @in_turn
@@ -236,10 +236,10 @@ class Checkpointer:
         if type(strict_latest) is not bool:
             check_flags(strict_latest=strict_latest)
         settle_all(self._run.slots)
-        options = options or self._run.directory.options
+        options = options or self._run.steps.options
         request = make_request(only, rename, cast, missing, unexpected, options, static=static)
         targets = collect_targets(state, items, targets)
-        return self._run.restore_latest(targets, request, strict_latest)
+        return restoring.restore_latest(self._run, targets, request, strict_latest)
 
     @in_turn
     def restore(
@@ -268,12 +268,12 @@ class Checkpointer:
         this Checkpointer restored or saved continues from that one.
         """
         settle_all(self._run.slots)
-        options = options or self._run.directory.options
+        options = options or self._run.steps.options
         request = make_request(
             only, rename, cast, missing, unexpected, options, rules=rules, static=static
         )
         targets = collect_targets(state, items, targets)
-        return self._run.restore(step, targets, request)
+        return restoring.restore(self._run, step, targets, request)
 
     @in_turn
     def load(
@@ -282,19 +282,19 @@ class Checkpointer:
         """The saved tree of one step, as a new object; see ``ckpt_core.load``."""
         settle_all(self._run.slots)
         self._tiers(step)
-        return self._run.load(step, like, item, arguments)
+        return restoring.load(self._run, step, like, item, arguments)
 
     @property
     def directory(self) -> str:
         """Absolute path, or URL, of the directory."""
-        return self._run.directory.path
+        return self._run.steps.directory
 
     def _tiers(self, step: int | None = None) -> Tiers:
         """The steps, once nobody else in this process saves this one, or any."""
-        directory = self._run.directory
+        steps = self._run.steps
         self._run.listed = True  # its caller gets to know what the run holds
-        name = "" if step is None else directory.steps.names.name(check_step(step))
-        wait_for_others(self._run.slots, directory.options.timeout_secs, name)
+        name = "" if step is None else steps.names.name(check_step(step))
+        wait_for_others(self._run.slots, steps.options.timeout_secs, name)
         return self._run.tiers
 
     def explain(self) -> dict[int, str]:
@@ -338,7 +338,7 @@ class Checkpointer:
     @property
     def run_metadata(self) -> Any:
         """JSON of the run that ``write_run_metadata`` wrote; None if there is none."""
-        return read_run_metadata(self._run.directory.backend, self.directory)
+        return read_run_metadata(self._run.steps.backend, self.directory)
 
     def inspect(self, step: int) -> CheckpointInfo:
         """Structure, shapes and sizes of a step, without its arrays; see ``ckpt_core.inspect``."""
@@ -376,8 +376,8 @@ class Checkpointer:
     def write_run_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Writes JSON about the whole run, in Orbax's file for it; all may call it, process 0 writes."""
         self._run.refuse_unless_open("write_run_metadata")
-        if self._run.directory.processes.index == 0:
-            write_run_metadata(self._run.directory.backend, self.directory, metadata)
+        if self._run.steps.processes.index == 0:
+            write_run_metadata(self._run.steps.backend, self.directory, metadata)
 
     @in_turn
     def delete(self, step: int) -> None:
@@ -387,7 +387,7 @@ class Checkpointer:
             CheckpointNotFound: there is no such step.
             CheckpointError: the step is being read, or another writer has taken the directory over.
         """
-        going_back.delete(self._run, step)
+        restoring.delete(self._run, step)
 
     @in_turn
     def rollback_to(self, step: int) -> list[int]:
@@ -396,7 +396,7 @@ class Checkpointer:
         If there is no such step, from the newest one before it; if none is as old, from the beginning. Waits for
         running saves. All processes must call it.
         """
-        return going_back.rollback_to(self._run, step)
+        return restoring.rollback_to(self._run, step)
 
     def wait_until_finished(self) -> None:
         """Blocks until no save is running; every save started before is then durable in its tiers.

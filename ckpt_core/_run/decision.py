@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 from ckpt_core._errors import CheckpointError
 from ckpt_core._format.untrusted import SHORT_BYTES
 from ckpt_core._operation import logger
-from ckpt_core._processes import Processes
 from ckpt_core._run.in_flight import SaveSlot
 from ckpt_core._run.policies import when
 from ckpt_core._run.preemption import Preemption
-from ckpt_core._run.steps import SAVE_NOW_FILE, RunDirectory
+from ckpt_core._run.steps import SAVE_NOW_FILE, RunSteps
 
 _NOT_LOOKED = -1
 LOOK_SECS, STORE_LOOK_SECS = 5.0, 30.0
@@ -33,8 +32,7 @@ class SaveDecision:
 
     def __init__(
         self,
-        processes: Processes,
-        timeout_secs: float,
+        steps: RunSteps,
         preemption: Preemption,
         policy: when.Decision,
         newest_on_disk: Callable[[], int | None],
@@ -42,14 +40,14 @@ class SaveDecision:
     ) -> None:
         self._policy = policy.decide if isinstance(policy, when.SavePolicy) else policy
         self._listens = bool(getattr(policy, "listens", False))
-        self._processes = processes
+        self._processes = steps.processes
         self._preemption = preemption
         self._save_now = save_now
         self._newest_on_disk = newest_on_disk
         self._by_step = bool(getattr(policy, "by_step", False))
-        self._agree = processes.count > 1 and not self._by_step
+        self._agree = self._processes.count > 1 and not self._by_step
         if self._agree:
-            self._together = processes.round("decide whether to save a step", timeout_secs)
+            self._together = steps.round("decide whether to save a step")
         self._last: tuple[int, bool] | None = None
         self._newest: int | None = _NOT_LOOKED
         self._last_save_secs = float("-inf")
@@ -125,7 +123,7 @@ class SaveDecision:
 class SaveNow:
     """What one Checkpointer knows of requests to save now."""
 
-    directory: RunDirectory
+    steps: RunSteps
     slot: SaveSlot  # of the saves in it
     due: float  # when to look again: monotonic seconds; with several processes a step
     last: int = -1  # the step that was asked about last
@@ -138,18 +136,17 @@ class SaveNow:
 
     def look_for_request(self, step: int) -> None:
         """Looks for a request, which this step is then saved for; all processes must call it at the same step."""
-        processes, timeout_secs = self.directory.processes, self.directory.options.timeout_secs
-        together = processes.round("look for a request to save now", timeout_secs)
-        found, self.due = together.first(lambda: self._look_for_request(step))
+        call = "look for a request to save now"
+        found, self.due = self.steps.on_first(call, lambda: self._look_for_request(step))
         self.step = step if found else None
 
     def _look_for_request(self, step: int) -> tuple[bool, float]:
         """On process 0: whether this step is saved for a request, and when to look again."""
         (last, looked), now = self._looked, time.monotonic()
         self._looked = step, now
-        secs = LOOK_SECS if self.directory.local else STORE_LOOK_SECS
+        secs = LOOK_SECS if self.steps.local else STORE_LOOK_SECS
         due = now + secs
-        if self.directory.processes.count > 1:
+        if self.steps.processes.count > 1:
             steps = (step - last) * secs / max(now - looked, 1e-3)
             due = step + max(1, min(_MOST_STEPS, int(steps)))
         if self._thread is None or not self._thread.is_alive():
@@ -158,27 +155,27 @@ class SaveNow:
         self._thread.join(_WAIT_SECS)
         found, granted = self._found, self.granted
         # a second save would be one too many; with on_pending="fail" it would stop the job
-        fails = self.directory.options.on_pending == "fail"
+        fails = self.steps.options.on_pending == "fail"
         busy = self.slot.running and (fails or (granted is not None and granted[0] == found))
         if found is None or found == self._done or busy:
             return False, due
         self.granted = found, step
-        logger.info("%s: step %d is saved, as `ckpt save-now` asks", self.directory.path, step)
+        logger.info("%s: step %d is saved, as `ckpt save-now` asks", self.steps.directory, step)
         return True, due
 
     def _read(self) -> None:
         found, self._found = None, None
         try:
-            found = self.directory.backend.read(self.directory.path, SAVE_NOW_FILE, SHORT_BYTES)
+            found = self.steps.backend.read(self.steps.directory, SAVE_NOW_FILE, SHORT_BYTES)
         except (OSError, CheckpointError) as error:  # it is no reason to stop
-            logger.info("%s: a request to save was not looked for: %s", self.directory.path, error)
+            logger.info("%s: a request to save was not looked for: %s", self.steps.directory, error)
         self._found = found
 
     def committed(self, step: int) -> None:
         """On process 0: removes the request that this step was saved for."""
         if self.granted is None or self.granted[1] != step:
             return
-        backend, path = self.directory.backend, self.directory.path
+        backend, path = self.steps.backend, self.steps.directory
         self._done = self.granted[0]
         try:
             if backend.read(path, SAVE_NOW_FILE, SHORT_BYTES) == self._done:

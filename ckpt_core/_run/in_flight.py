@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from ckpt_core._background import PendingSave, unfinished, wait_for_saves
 from ckpt_core._errors import ANSWERS, CheckpointError, GraceExceeded, at_the_call
 from ckpt_core._fork import HOME, forked
-from ckpt_core._processes import Processes
+from ckpt_core._processes import Round
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,12 +30,11 @@ def wait_for_all(
     return late
 
 
-def refuse_if_running(saves: Sequence[SaveSlot], processes: Processes, timeout_secs: float) -> None:
+def refuse_if_running(saves: Sequence[SaveSlot], together: Round) -> None:
     """For ``Options(on_pending="fail")``: CheckpointError on all processes if a save is running on one."""
-    one = next((one for one in saves if one.running), None)
+    processes, one = together.processes, next((one for one in saves if one.running), None)
     mine = "" if one is None else f"{one.directory}: the save of step {one.step}"
     mine = f"{mine} in process {processes.index}" if mine and processes.count > 1 else mine
-    together = processes.round("look for a running save", timeout_secs)
     if mine := together.decide(mine, lambda found: next(filter(None, found), "")):
         raise CheckpointError(
             f"{mine} is still running, and Options(on_pending='fail') does not wait"

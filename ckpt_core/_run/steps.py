@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ckpt_core import _processes
 from ckpt_core._directory import (
@@ -35,7 +36,7 @@ from ckpt_core._format import orbax_write
 from ckpt_core._format.record import RECORD_FILE, Record, load_record
 from ckpt_core._format.untrusted import SHORT_BYTES
 from ckpt_core._options import Options
-from ckpt_core._processes import Processes
+from ckpt_core._processes import Processes, Round
 from ckpt_core._run import history
 from ckpt_core._run.history import Identity, Saved
 from ckpt_core._run.policies import keep
@@ -48,6 +49,7 @@ SAVE_NOW_FILE = ".ckpt-save-now"
 _LOOK_SECS = 1.0  # interval at which a directory is listed while somebody waits for a new step
 _ANCESTORS, _LEAVES = 64, 10_000
 """A restore reads at most so many records of steps before the restored one, or those of so many leaves."""
+_DEFAULTS = Options()
 _LOOKS = 3  # a directory that two renames replace just now may be in none of two looks
 
 
@@ -111,7 +113,7 @@ class Steps:
     local: bool  # in a file system, which can rename
     backend: Backend
     names: StepNames
-    options: Options | None = None
+    options: Options = _DEFAULTS
 
     def look(self) -> Listing:
         """Lists the directory."""
@@ -271,53 +273,55 @@ def request_save(backend: Backend, directory: str) -> tuple[bytes, bool]:
     return data, True
 
 
-@dataclass(frozen=True)
-class RunDirectory:
-    """A directory of steps, as one Checkpointer uses it."""
+@dataclass(frozen=True, kw_only=True)
+class RunSteps(Steps):
+    """The steps of a run, as one Checkpointer uses them."""
 
-    path: str  # absolute, or a URL
-    local: bool  # in a file system, which can rename; False in an object store
-    backend: Backend
-    steps: Steps
     processes: Processes
-    options: Options
     read_only: bool  # nothing is written or claimed
 
+    def round(self, call: str) -> Round:
+        """An agreement of all processes, see ``Processes.round``, within the time that the options give."""
+        return self.processes.round(call, self.options.timeout_secs)
 
-def open_run_directory(
+    def on_first(self, call: str, work: Callable[[], Any]) -> Any:
+        """The result of ``work``, plain JSON values, which process 0 runs; if it fails, every process raises."""
+        return self.round(call).first(work)
+
+
+def open_run(
     directory: str | os.PathLike[str], names: StepNames, options: Options, read_only: bool
-) -> RunDirectory:
+) -> RunSteps:
     """The directory of a run, which need not exist yet; raises for a file, or a single checkpoint."""
     path, local = resolve(directory)
     refuse_file_for_steps(path)
     backend = backend_of(local, options)
     refuse_one_checkpoint(backend, path, local)
-    steps = Steps(path, local, backend, names, options)
-    return RunDirectory(path, local, backend, steps, _processes.this_run(), options, read_only)
+    processes = _processes.this_run()
+    return RunSteps(path, local, backend, names, options, processes=processes, read_only=read_only)
 
 
-def find_run(directory: RunDirectory, *, make: bool) -> RunFile:
+def find_run(steps: RunSteps, *, make: bool) -> RunFile:
     """The run file, as process 0 sees it; all processes must call it. With ``make`` a run gets a name, and several
     processes the file of their secret. Local steps are found by that name alone, so those of another run in the same
     local directory are never restored: of one whose persistent directory was deleted, or of which this one is a copy.
     """
 
     def text() -> str:
-        run = directory.steps.run_file()
+        run = steps.run_file()
         if make and not run.name:
             name = f"run-{secrets.token_hex(8)}"
             run = replace(run, name=name, current=secrets.token_hex(8))
-            directory.backend.put(directory.path, RUN_FILE, run.dump())
-        several = directory.local and directory.processes.count > 1
-        if make and several and directory.options.peer_secret_file is None:
+            steps.backend.put(steps.directory, RUN_FILE, run.dump())
+        several = steps.local and steps.processes.count > 1
+        if make and several and steps.options.peer_secret_file is None:
             with contextlib.suppress(OSError):  # it is met again where all meet
-                make_secret(directory.path)
+                make_secret(steps.directory)
         return run.dump().decode()
 
-    together = directory.processes.round(
-        "find the run of local steps", directory.options.timeout_secs
+    return parse_run_file(
+        steps.on_first("find the run of local steps", text).encode(), steps.directory
     )
-    return parse_run_file(together.first(text).encode(), directory.path)
 
 
 @dataclass
@@ -326,7 +330,7 @@ class Following:
     step, but training that goes back need not wait for whoever evaluates a step that it leaves.
     """
 
-    directory: RunDirectory
+    steps: RunSteps
     _wanted: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def wait(self, after: int | None, timeout_secs: float | None) -> int | None:
@@ -342,16 +346,16 @@ class Following:
                 "timeout_secs must be a number of seconds, or None for no limit, got nan"
             )
         wait_secs = math.inf if timeout_secs is None else max(0.0, float(timeout_secs))
-        limit_secs = self.directory.options.timeout_secs + wait_secs
+        limit_secs = self.steps.options.timeout_secs + wait_secs
         work = functools.partial(self._wait, after, wait_secs)
-        return self.directory.processes.round("wait for a new step", limit_secs).first(work)
+        return self.steps.processes.round("wait for a new step", limit_secs).first(work)
 
     def _wait(self, after: int | None, timeout_secs: float) -> int | None:
         """The same in one process."""
         self.end()
         deadline = time.monotonic() + timeout_secs
         while True:
-            newest = self.directory.steps.latest()
+            newest = self.steps.latest()
             if newest is not None and (after is None or newest > after) and self._want(newest):
                 return newest
             left = deadline - time.monotonic()
@@ -361,15 +365,15 @@ class Following:
 
     def _want(self, step: int) -> bool:
         """Keeps a step; whether it is still there."""
-        names = self.directory.steps.look().directories(step)
+        names = self.steps.look().directories(step)
         if not names:
             return False
-        if self.directory.steps.local:
+        if self.steps.local:
             try:
-                path = f"{self.directory.path}/{names[0]}/{orbax_write.STEP_METADATA}"
+                path = f"{self.steps.directory}/{names[0]}/{orbax_write.STEP_METADATA}"
                 self._wanted.enter_context(reading(path, b""))
             except FileNotFoundError:  # deleted meanwhile, or a step of Orbax without that file
-                return self.directory.steps.has(step)
+                return self.steps.has(step)
         return True
 
     def end(self) -> None:

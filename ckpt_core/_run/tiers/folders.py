@@ -35,7 +35,7 @@ from ckpt_core._format.record import RECORD_FILE
 from ckpt_core._operation import Event, logger, tell
 from ckpt_core._run.lease import OWNER_FILE, Lease, is_abandoned
 from ckpt_core._run.run_file import RunFile
-from ckpt_core._run.steps import RunDirectory, Steps
+from ckpt_core._run.steps import RunSteps, Steps
 from ckpt_core._run.tiers.judge import Seen, State, Unread, is_unread
 from ckpt_core._saved import Checkpoint, NativeCheckpoint
 from ckpt_core._verify import verify
@@ -95,18 +95,18 @@ class Place(NamedTuple):
 class Folders:
     """The folder of one process, and those that lie beside it in ``root``, the run's folder in the local directory."""
 
-    def __init__(self, root: str, directory: RunDirectory) -> None:
-        self._index, self._count = directory.processes.index, directory.processes.count
+    def __init__(self, root: str, steps: RunSteps) -> None:
+        self._index, self._count = steps.processes.index, steps.processes.count
         self.path = f"{root}/process_{self._index}-of-{self._count}"
         self.backend = PosixBackend()
-        self.own = Steps(self.path, True, self.backend, directory.steps.names)  # of each a part
-        self._persistent = directory.path
+        self.own = Steps(self.path, True, self.backend, steps.names)  # of each a part
+        self._persistent = steps.directory
         self.lease = self._lease(self.path)
         self._unread_own: dict[int, Unread] = {}  # what the last look could not read in ``path``
         # Step and token of own parts that are left out -> whether damaged or unread, and what was found.
         self.left_out: dict[tuple[int, str], tuple[State, str]] = {}
         self._root = root
-        self._options = directory.options
+        self._options = steps.options
         self._leases_of_others: list[Lease] = []
         self._use = _use(root)
 

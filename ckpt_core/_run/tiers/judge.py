@@ -309,10 +309,6 @@ class Misfit(CheckpointError):
     """A local step is whole, and does not hold what the wanted shardings need."""
 
 
-class Stray(CheckpointError):
-    """A step that is not of the history which the steps before it tell, as in a copy of a run that went back."""
-
-
 State = Literal["whole", "damaged", "unread"]
 """Of a part: every byte is as it was saved; some is not; not all could be read."""
 

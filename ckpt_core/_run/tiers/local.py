@@ -23,10 +23,10 @@ from ckpt_core._errors import (
 )
 from ckpt_core._operation import logger
 from ckpt_core._results import RestoredStep
-from ckpt_core._run.history import Saves
+from ckpt_core._run.history import Identity, Saves
 from ckpt_core._run.in_flight import SaveSlot, wait_for_others
 from ckpt_core._run.run_file import RunFile
-from ckpt_core._run.steps import RunDirectory, find_run, saved_by
+from ckpt_core._run.steps import RunSteps, find_run, saved_by
 from ckpt_core._run.tiers.ended import name_other_runs
 from ckpt_core._run.tiers.folders import Folders, folder_of, local_root
 from ckpt_core._run.tiers.judge import (
@@ -42,55 +42,55 @@ from ckpt_core._run.tiers.judge import (
     vote,
 )
 from ckpt_core._run.tiers.peers import Table, exchange_addresses, fetch_lost, heard_when_they_meet
-from ckpt_core._run.tiers.save import Copier, LocalSave, StepToSave
-from ckpt_core._save import SaveJob
+from ckpt_core._run.tiers.save import Copier, LocalSave
+from ckpt_core._save import RecordFields, SaveJob
 from ckpt_core._saved import NativeCheckpoint
 
 T = TypeVar("T")
 
 
-def open_local(given: str | os.PathLike[str], directory: RunDirectory) -> LocalTier:
+def open_local(given: str | os.PathLike[str], steps: RunSteps) -> LocalTier:
     """A run's local tier; all processes must call it. If this one cannot have steps there, it raises and all hear of it."""
-    processes, root, refusal = directory.processes, "", None
+    processes, root, refusal = steps.processes, "", None
     try:
-        root = local_root(given, directory.path)
+        root = local_root(given, steps.directory)
     except Exception as error:
         if processes.count == 1:
             raise
         refusal = error  # the others are about to find the run, and to meet
-    run = find_run(directory, make=not directory.read_only and refusal is None)
+    run = find_run(steps, make=not steps.read_only and refusal is None)
     with heard_when_they_meet(processes):
         if refusal is not None:
             raise refusal
-    return LocalTier(root, run, directory)
+    return LocalTier(root, run, steps)
 
 
 class LocalTier:
     """The steps of one run in local directories; all processes make the same calls. Without a name it has none yet."""
 
-    def __init__(self, root: str, run: RunFile, directory: RunDirectory) -> None:
-        processes, options = directory.processes, directory.options
+    def __init__(self, root: str, run: RunFile, steps: RunSteps) -> None:
+        processes, options = steps.processes, steps.options
         self._root = root
         with heard_when_they_meet(processes):
-            self._run_folder = folder_of(run, root, directory.path)
-            self._folders = folders = Folders(self._run_folder, directory)
-            if not directory.read_only:
+            self._run_folder = folder_of(run, root, steps.directory)
+            self._folders = folders = Folders(self._run_folder, steps)
+            if not steps.read_only:
                 folders.clean()
         self.directory = folders.path
         self.in_flight = SaveSlot(self.directory)
         self._processes = processes
         self._options = options
-        self._read_only, self._alone = directory.read_only, processes.count == 1
+        self._read_only, self._alone = steps.read_only, processes.count == 1
         # its writer is at work meanwhile; it agrees with nobody
         self.reads_alone = self._read_only and self._alone
-        self._persistent = directory
+        self._persistent = steps
         self._run = run
         # The steps that all processes have, as of their last agreement, with the tokens of their saves.
         self.complete: dict[int, str] = {}
         self._opened: dict[int, NativeCheckpoint] = {}  # own parts, as the last look found them
         self._found = Judgement({}, {})  # by the last look
         self._has_saved = False
-        shared = directory.path if directory.local and not directory.read_only else None
+        shared = steps.directory if steps.local and not steps.read_only else None
         self._peers = peers = exchange_addresses(processes, options, folders.find, shared)
         self._judged = Table(processes, peers.folder, "judged")
         self._groups = Table(processes, peers.folder, "groups")
@@ -102,7 +102,7 @@ class LocalTier:
         wait_for_others([self.in_flight], options.timeout_secs)
         self.look()
         if not self.complete:
-            name_other_runs(root, run.name, directory.path)
+            name_other_runs(root, run.name, steps.directory)
 
     @property
     def standing(self) -> set[int]:
@@ -142,7 +142,7 @@ class LocalTier:
         return (
             f"{saved} process{'es' * (saved > 1)} saved the local step {step} in {self._run_folder} and {now} "
             f"run{'s' * (now == 1)} now; local steps are for as many as saved them. To go on from it, "
-            f"start once with {saved}, before anything else is saved, and save(..., force=True) to {self._persistent.path}"
+            f"start once with {saved}, before anything else is saved, and save(..., force=True) to {self._persistent.directory}"
         )
 
     def _of_unread(self, step: int, so: str, advice: str) -> OSError | NewerFormat:
@@ -216,7 +216,7 @@ class LocalTier:
     def refresh(self) -> None:
         """A reader alone looks again: its writer may have saved, left or replaced steps since."""
         if self.reads_alone:
-            self._use(self._persistent.steps.run_file())
+            self._use(self._persistent.run_file())
             self.look()
 
     def look(self) -> None:
@@ -269,48 +269,53 @@ class LocalTier:
         return open_part
 
     def prepare(
-        self, what: StepToSave, *, replaced_first: bool = False
+        self,
+        identity: Identity,
+        parent: Identity | None,
+        fields: RecordFields,
+        *,
+        replaced_first: bool = False,
     ) -> tuple[LocalSave, Callable[[], None]]:
         """A save for its snapshot, and what then runs it and deletes old steps; ``replaced_first``: after the persistent one."""
-        folders = self._folders
-        path = folders.own.new_path(what.step)
+        (step, token), folders = identity, self._folders
+        path = folders.own.new_path(step)
         folders.claim_again_if_emptied()
         job = SaveJob(
             path,
             True,
             folders.backend,
-            what.fields,
+            fields,
             self._options,
             self._processes,
             overwrite=True,
             own=True,
-            step=what.step,
-            token=what.token,
-            parent=what.parent,
+            step=step,
+            token=token,
+            parent=parent,
         )
 
         save = LocalSave(job, folders, self._peers, self._copier, self._groups)
 
         def save_and_retain() -> None:
-            if what.step not in self.complete and folders.backend.exists(path):
-                folders.discard(what.step)  # left by a failed save, or of another lineage
+            if step not in self.complete and folders.backend.exists(path):
+                folders.discard(step)  # left by a failed save, or of another lineage
             # The processes replace their parts at different moments: meanwhile it is incomplete.
-            before = self.complete.get(what.step)
-            self.complete = {s: old for s, old in self.complete.items() if s != what.step}
-            self._opened.pop(what.step, None)
+            before = self.complete.get(step)
+            self.complete = {s: old for s, old in self.complete.items() if s != step}
+            self._opened.pop(step, None)
             try:
                 save.run()
             except BaseException as error:
                 stands = not save.may_have_replaced or (self._alone and not is_visible(error))
                 if before is not None and stands and not replaced_first:
-                    self.complete = {**self.complete, what.step: before}
+                    self.complete = {**self.complete, step: before}
                 raise
             # steps of another number of processes are not needed any more after a save
             self._found = replace(self._found, counts={})
             if folders.is_mine():
                 if not self._has_saved:
                     folders.discard_leftovers(of_others=True)
-                self._retain(save, what.step)
+                self._retain(save, step)
             self._has_saved = True
 
         return save, save_and_retain
