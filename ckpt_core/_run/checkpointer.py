@@ -18,7 +18,6 @@ from ckpt_core._run.in_flight import Turns, in_turn, raise_failures, settle_all,
 from ckpt_core._run.policies import choose_keep_policy, choose_save_policy, keep, when
 from ckpt_core._run.run import Run
 from ckpt_core._run.steps import open_run
-from ckpt_core._run.tiers import Tiers
 from ckpt_core._save import NOTHING, RecordFields, collect_items, metrics_of
 from ckpt_core._verify import describe_opened
 from ckpt_core.arguments import answering, check_flags
@@ -281,7 +280,7 @@ class Checkpointer:
     ) -> Any:
         """The saved tree of one step, as a new object; see ``ckpt_core.load``."""
         settle_all(self._run.slots)
-        self._tiers(step)
+        self._at_rest(step)
         return restoring.load(self._run, step, like, item, arguments)
 
     @property
@@ -289,13 +288,13 @@ class Checkpointer:
         """Absolute path, or URL, of the directory."""
         return self._run.steps.directory
 
-    def _tiers(self, step: int | None = None) -> Tiers:
-        """The steps, once nobody else in this process saves this one, or any."""
+    def _at_rest(self, step: int | None = None) -> Run:
+        """The run, once nobody else in this process saves this step, or any."""
         steps = self._run.steps
         self._run.listed = True  # its caller gets to know what the run holds
         name = "" if step is None else steps.names.name(check_step(step))
         wait_for_others(self._run.slots, steps.options.timeout_secs, name)
-        return self._run.tiers
+        return self._run
 
     def explain(self) -> dict[int, str]:
         """For every step on disk, whether retention keeps or deletes it, and why."""
@@ -311,11 +310,11 @@ class Checkpointer:
         With ``local_directory``, also the local steps that all processes hold, as of their last
         agreement: at construction, at each save and at each restore. A read-only one of a single process looks again.
         """
-        return self._tiers().all()
+        return self._at_rest().all()
 
     def latest_step(self) -> int | None:
         """The newest committed step, or None; raises OSError if a newer one in a local directory cannot be read."""
-        return self._tiers().newest()
+        return self._at_rest().newest()
 
     def best_step(self) -> int | None:
         """The step with the best metric, in either tier, or None; needs ``best_metric``.
@@ -325,15 +324,15 @@ class Checkpointer:
         metric, mode = self._best
         if not (metric and mode):
             raise CheckpointError("best_step() needs Checkpointer(best_metric=, best_mode=)")
-        return next(iter(keep.ranking(self._tiers().facts(), metric, mode)), None)
+        return next(iter(keep.ranking(self._at_rest().facts(), metric, mode)), None)
 
     def metadata(self, step: int) -> Any:
         """What was saved as ``metadata=`` with a step."""
-        return self._tiers(step).open(step).metadata
+        return self._at_rest(step).open(step).metadata
 
     def metrics(self, step: int) -> dict[str, float]:
         """The metrics that were saved with a step."""
-        return dict(self._tiers(step).open(step).metrics)
+        return dict(self._at_rest(step).open(step).metrics)
 
     @property
     def run_metadata(self) -> Any:
@@ -342,7 +341,7 @@ class Checkpointer:
 
     def inspect(self, step: int) -> CheckpointInfo:
         """Structure, shapes and sizes of a step, without its arrays; see ``ckpt_core.inspect``."""
-        return describe_opened(self._tiers(step).open(step))
+        return describe_opened(self._at_rest(step).open(step))
 
     def wait_for_new_step(
         self, after: int | None = None, timeout_secs: float | None = None

@@ -51,10 +51,13 @@ def restore_latest(
     """
     _begin(run)
     directory, alone = run.steps.directory, run.steps.processes.count == 1
-    list_steps = functools.partial(run.steps.on_first, "go through the steps", run.tiers.candidates)
+
+    def list_steps() -> list[int]:
+        return run.steps.on_first("go through the steps", lambda: _candidates(run))
+
     for look in range(_LOOKS):
         steps, misfit, stray = list_steps(), None, None
-        newer = run.tiers.newer_of_another_number(max(steps, default=-1))
+        newer = _newer_of_another_number(run, max(steps, default=-1))
         if newer and strict_latest:
             raise CheckpointError(newer)
         failures: list[tuple[int, CheckpointError]] = []
@@ -62,7 +65,7 @@ def restore_latest(
             for step in reversed(steps):
                 try:
                     restored = _restore(run, step, targets, request, by_number=False)
-                    if newer := run.tiers.newer_of_another_number(step) or misfit:
+                    if newer := _newer_of_another_number(run, step) or misfit:
                         _warn(f"step {step} is restored, and not the newest: {newer}")
                     return restored
                 except Misfit as error:
@@ -111,6 +114,27 @@ def restore_latest(
     )
 
 
+def _candidates(run: Run) -> list[int]:
+    """The steps that a restore of the newest one tries, ascending; raises where it may not fall back to these."""
+    steps, local, listing = run.steps, run.local_steps(), run.steps.look()
+    if run.local is None and listing.run.name and steps.local and not steps.read_only:
+        logger.warning(
+            "%s: this run had local directories, which may hold newer steps: pass local_directory= again, or they "
+            "count no more after the next save",
+            steps.directory,
+        )
+    found = sorted({*listing.committed(), *local})
+    if run.local is not None:
+        run.local.refuse_older(max(found, default=-1))
+        run.refuse_lost_run()
+    return found
+
+
+def _newer_of_another_number(run: Run, step: int) -> str:
+    """What is said of the newest local step of another number of processes, if it is newer than this one."""
+    return "" if run.local is None else run.local.newer_of_another_number(step)
+
+
 def restore(
     run: Run, step: int, targets: Mapping[str, Any], request: _load.Request
 ) -> RestoredStep:
@@ -137,10 +161,14 @@ def _restore(
     *,
     by_number: bool,
 ) -> RestoredStep:
-    local_first = False
-    if run.local is not None and step in run.local.complete:
-        find = functools.partial(run.tiers.prefers_local, step)
-        local_first = run.steps.on_first(f"find step {step}", find)
+    local, steps, local_first = run.local, run.steps, False
+    if local is not None and step in local.complete:
+
+        def counts() -> bool:  # unless the persistent copy is a newer save
+            names = steps.look().directories(step)
+            return not (names and local.is_older(step, steps.saved(names[0]).token))
+
+        local_first = steps.on_first(f"find step {step}", counts)
     try:
         restored, token = _from_tiers(
             run,
@@ -163,7 +191,7 @@ def _from_tiers(
     run: Run, step: int, local_first: bool, read: Reads, *, by_number: bool
 ) -> tuple[RestoredStep, str]:
     """What ``read`` makes of a step in the tier that counts, else in the other; also gives the token of the save.
-    ``local_first`` is what ``prefers_local`` said on process 0. CheckpointCorrupt: every copy is damaged;
+    ``local_first``: the local one counts, as process 0 sees it. CheckpointCorrupt: every copy is damaged;
     CheckpointError: only the local directories have it, and not for these shardings; OSError: this process could not
     read it, which is no damage.
     """
@@ -273,7 +301,7 @@ def load(run: Run, step: int, like: Any, item: str | None, arguments: dict[str, 
     step = check_step(step)
 
     def opening() -> Checkpoint:  # later, inside the processes' agreement on the result
-        return run.tiers.open(step)
+        return run.open(step)
 
     def read(opening: _load.Opening) -> Any:
         return _load.load_checkpoint(opening, like, item, request, step)
@@ -298,7 +326,7 @@ def delete(run: Run, step: int) -> None:
     step = check_step(step)
 
     def delete_it(held: Mapping[int, str]) -> dict[str, Any]:
-        run.tiers.refuse_unread(step)
+        run.refuse_unread(step)
         return run.disk.delete_step(step, held)
 
     def after(before: Trail, standing: set[int], _: Mapping[str, Any]) -> Trail:
@@ -343,7 +371,7 @@ def _remove(
     settle_all(run.slots)
     before = run.apply_outcomes()
     together = run.steps.round(call)
-    there = together.decide("", lambda _: json.dumps(run.tiers.all()))
+    there = together.decide("", lambda _: json.dumps(run.all()))
     local = run.local
     if claims and local is not None:
         local.claim()
@@ -365,7 +393,7 @@ def _remove(
         # only where all processes know of the failure, so that all go on from the same trail
         alone = run.steps.processes.count == 1
         agree = isinstance(error, Exception) and (alone or agreed_kind(error))
-        if agree and run.steps.on_first("look for steps", lambda: run.tiers.have(removed)):
+        if agree and run.steps.on_first("look for steps", lambda: run.have(removed)):
             absent = isinstance(error, CheckpointNotFound)  # raised before anything was changed
             run.trail = before if absent else replace(before, lineage="")
         raise

@@ -11,13 +11,19 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ckpt_core._devices.transfer import Staging
-from ckpt_core._directory import check_step
-from ckpt_core._errors import CheckpointError, GraceExceeded, is_visible
+from ckpt_core._directory import MAX_STEP, check_step
+from ckpt_core._errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointNotFound,
+    GraceExceeded,
+    is_visible,
+)
 from ckpt_core._operation import logger
 from ckpt_core._run import history
 from ckpt_core._run.decision import LOOK_SECS, STORE_LOOK_SECS, SaveDecision, SaveNow
@@ -34,10 +40,11 @@ from ckpt_core._run.policies import keep, when
 from ckpt_core._run.preemption import Preemption
 from ckpt_core._run.retention import Disk, SaveGuard
 from ckpt_core._run.run_file import parse_run_file
-from ckpt_core._run.steps import Following, RunSteps
-from ckpt_core._run.tiers import LocalTier, Tiers, open_local
+from ckpt_core._run.steps import Following, RunSteps, facts_of
+from ckpt_core._run.tiers import LocalTier, open_local
 from ckpt_core._run.unread import UnreadValues
 from ckpt_core._save import Links, RecordFields, Save, make_job, take_snapshot
+from ckpt_core._saved import Checkpoint
 
 Write = tuple[SaveSlot, Save, Callable[[], None]]
 """The save of one step to one tier: where it runs, and the work of its thread."""
@@ -62,7 +69,6 @@ class Run:
         self.local: LocalTier | None = None
         if local_directory is not None:
             self.local = open_local(local_directory, steps)
-        self.tiers = Tiers(steps, self.local)
         self._persistent = SaveSlot(steps.directory)
         local = [] if self.local is None else [self.local.in_flight]
         self.slots = [*local, self._persistent]  # for a save in flight, the local tier first
@@ -74,7 +80,7 @@ class Run:
         due = first_look if processes.count == 1 else 10
         self._save_now = SaveNow(steps, self._persistent, due)
         asked = steps, self.preemption
-        self.decision = SaveDecision(*asked, save_policy, self.tiers.latest, self._save_now)
+        self.decision = SaveDecision(*asked, save_policy, self.latest, self._save_now)
         self._persist_decision = (
             None if persist is None else SaveDecision(*asked, persist, steps.latest)
         )
@@ -170,7 +176,7 @@ class Run:
         """The trail without its steps from a number on, if somebody removed them all. Several processes do not ask."""
         if self.steps.processes.count > 1 or self.disk.lease.is_of_another():
             return trail
-        there, beyond = {*self.tiers.all()}, sorted(one for one in trail.own if one >= step)
+        there, beyond = {*self.all()}, sorted(one for one in trail.own if one >= step)
         if there.isdisjoint(beyond):
             for one in reversed(beyond):
                 self.trail = trail = history.deleted(trail, one, there)
@@ -207,7 +213,7 @@ class Run:
         def make_room() -> tuple[Changes, str, str]:
             if begins:
                 self.disk.lease.claim()
-                self.tiers.refuse_lost_run()
+                self.refuse_lost_run()
             held = local.standing if branches and local is not None else ()
             drawn = secrets.token_hex(8) if branches else ""
             return self.disk.make_room(trail, request, drawn, held, begins=begins)
@@ -365,6 +371,77 @@ class Run:
             return
         with contextlib.suppress(OSError, CheckpointError):
             self.local.forget(self.steps.run_file())
+
+    def local_steps(self) -> Mapping[int, str]:
+        """The complete local steps, as a reader sees them now, with the tokens of their saves."""
+        if self.local is None:
+            return {}
+        self.local.refresh()
+        return self.local.complete
+
+    def all(self) -> list[int]:
+        """Every step that is complete in at least one tier, ascending."""
+        return sorted({*self.local_steps(), *self.steps.all()})
+
+    def have(self, steps: Collection[int]) -> bool:
+        """Whether all of these steps are there; False if that cannot be known."""
+        with contextlib.suppress(OSError, CheckpointError):
+            return {*steps} <= {*self.all()}
+        return False
+
+    def refuse_lost_run(self) -> None:
+        """Before a first save: raises CheckpointCorrupt if no step is left of those that the run had."""
+        if self.local is not None:
+            self.local.refuse_lost_run(self.latest)
+
+    def refuse_unread(self, step: int) -> None:
+        """Raises why a step that is in no other place cannot be read from the local directories, if something is known."""
+        local = self.local
+        if local and step not in local.complete and not self.steps.has(step):
+            local.refuse_unread(step)
+
+    def latest(self) -> int | None:
+        """The newest step that is complete in at least one tier, or None."""
+        local, newest = self.local_steps(), self.steps.latest()
+        return max([*local, *(() if newest is None else (newest,))], default=None)
+
+    def newest(self) -> int | None:
+        """The same for who goes on from it; raises what kept a process from reading a newer one, if anything did."""
+        newest = self.latest()
+        if self.local is not None:
+            self.local.refuse_older(-1 if newest is None else newest)
+        return newest
+
+    def facts(self) -> list[keep.StepFacts]:
+        """The metrics of every step that is neither damaged nor gone; OSError or NewerFormat if one cannot be read now."""
+        local = self.local_steps()
+        if self.local is not None:
+            for step in {*self.local.standing, MAX_STEP}:
+                self.refuse_unread(step)
+        listing = self.steps.look()
+        every = (self.steps.facts(step, listing) for step in listing.committed())
+        found = {one.step: one for one in every if one is not None}
+        for step in sorted(local):
+            with contextlib.suppress(CheckpointCorrupt, CheckpointNotFound):
+                found[step] = facts_of(step, self.open(step))
+        return [found[step] for step in sorted(found)]
+
+    def open(self, step: int) -> Checkpoint:
+        """Opens a step: its persistent copy, unless the local one is a newer save. CheckpointNotFound lists both tiers."""
+        step, local = check_step(step), self.local_steps()
+        if self.local is None or step not in local:
+            try:
+                return self.steps.open(step, beside=local)
+            except CheckpointNotFound:
+                if self.local is not None:
+                    self.local.refuse_unread(step)
+                raise
+        listing = self.steps.look()
+        names = listing.directories(step)
+        token = self.steps.saved(names[0]).token if names else ""
+        if token != local[step] and not (names and self.local.is_older(step, token)):
+            return self.local.opening(step)()
+        return self.steps.open(step, listing)
 
     def end(self) -> GraceExceeded | None:
         """Waits for running saves and releases the claims; returns an error if the grace period ran out."""
