@@ -173,7 +173,9 @@ class Checkpointer:
         """
         if not type(force) is type(overwrite) is bool:
             check_flags(force=force, overwrite=overwrite)
-        step = self._run.check_before_save(step)
+        self._run.refuse_unless_open("save")
+        raise_failures(self._run.slots)
+        self._run.preemption.step = step = check_step(step)
         chosen = collect_items(state, items, named)
         fields = RecordFields(state is not NOTHING, metadata, metrics_of(metrics, chosen))
         return self._run.save(step, chosen, fields, force=force, overwrite=overwrite)
@@ -181,7 +183,8 @@ class Checkpointer:
     @in_turn
     def should_save(self, step: int) -> bool:
         """Whether the policy wants this step; with several processes, all must call it."""
-        return self._run.wants(check_step(step))
+        step, run = check_step(step), self._run
+        return not run.steps.read_only and run.decision.wants(step, run.slots[0].running)
 
     @in_turn
     def restore_latest(
@@ -415,15 +418,11 @@ class Checkpointer:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if os.getpid() == HOME.pid:  # a forked child must not close what its parent still uses
-            self._end(error)
-
-    @in_turn
-    def _end(self, error: BaseException | None) -> None:
-        late = self._run.end()
+        if os.getpid() != HOME.pid:  # a forked child must not close what its parent still uses
+            return
         try:
-            raise_failures(self._run.slots, late)
-        except BaseException as failure:
+            self.close()
+        except Exception as failure:
             if error is None:
                 raise
             # The error raised inside the with block is the one to show; ours becomes a note on it.

@@ -57,12 +57,7 @@ class SaveDecision:
         if self._agree and self._last is not None and self._last[0] == step:
             return self._last[1]  # process 0 has already decided about this step
         # before the policy, which may raise in one process alone
-        if (save_now := self._save_now) is not None:
-            save_now.step = step if save_now.step == step else None
-            now = step if self._processes.count > 1 else time.monotonic()
-            if now >= save_now.due or step < save_now.last:
-                save_now.look_for_request(step)
-            save_now.last = step
+        asked = self._save_now is not None and self._save_now.asks(step)
         # A listing that fails in one process must not keep that one out of a call that the others make.
         if self._newest == _NOT_LOOKED and not self._agree and not self._by_step:
             self._newest = self._newest_on_disk()
@@ -76,8 +71,7 @@ class SaveDecision:
             wanted = self._agreed(step, context)
         else:
             wanted = bool(self._policy(step, context))
-        if save_now is not None and save_now.step is not None:
-            wanted = True
+        wanted = wanted or asked
         self._last = (step, wanted)
         if self._listens and not self._agree:
             self._preemption.decided(wanted, context.preempted)
@@ -134,13 +128,18 @@ class SaveNow:
     granted: tuple[bytes, int] | None = None  # a request, and the step that is saved for it
     _done: bytes | None = None  # its step is committed
 
-    def look_for_request(self, step: int) -> None:
-        """Looks for a request, which this step is then saved for; all processes must call it at the same step."""
-        call = "look for a request to save now"
-        found, self.due = self.steps.on_first(call, lambda: self._look_for_request(step))
-        self.step = step if found else None
+    def asks(self, step: int) -> bool:
+        """Whether this step is saved for a request; all processes must look for one at the same step."""
+        self.step = step if self.step == step else None
+        now = step if self.steps.processes.count > 1 else time.monotonic()
+        if now >= self.due or step < self.last:
+            call = "look for a request to save now"
+            found, self.due = self.steps.on_first(call, lambda: self._look(step))
+            self.step = step if found else None
+        self.last = step
+        return self.step is not None
 
-    def _look_for_request(self, step: int) -> tuple[bool, float]:
+    def _look(self, step: int) -> tuple[bool, float]:
         """On process 0: whether this step is saved for a request, and when to look again."""
         (last, looked), now = self._looked, time.monotonic()
         self._looked = step, now

@@ -174,7 +174,7 @@ def in_turn(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[An
     itself raises CheckpointError: from another call (a signal handler, a listener, a policy), or from a background save.
     """
     name, code = method.__name__, method.__code__
-    waits = name not in ("close", "_end", "load")
+    waits = name not in ("close", "load")
     # an item may be called step, too
     unnamed_step = "step" in code.co_varnames[: code.co_posonlyargcount]
 

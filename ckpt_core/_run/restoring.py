@@ -7,14 +7,13 @@ from __future__ import annotations
 import functools
 import json
 import operator
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ckpt_core import _adapters, _load
-from ckpt_core._directory import check_step, why_immovable
+from ckpt_core._directory import check_step
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -148,7 +147,13 @@ def _begin(run: Run) -> None:
     """Claims the directories, unless read-only; then all processes list the local steps."""
     run.apply_outcomes()
     if not run.steps.read_only and run.steps.processes.index == 0:
-        run.disk.lease.try_to_claim()
+        try:
+            run.disk.lease.claim()
+        except (OSError, CheckpointError) as error:  # a restore works without
+            logger.warning(
+                "%s could not be claimed, so a run that still saves there is not stopped, and saves may fail, too: %s",
+                *(run.steps.directory, error),
+            )
     if run.local is not None:
         run.local.begin_restore()
 
@@ -202,7 +207,7 @@ def _from_tiers(
         if isinstance(found, tuple):
             return found
         failed = found
-    opened = list[tuple[Checkpoint, Listing, str]]()
+    opened = list[tuple[Checkpoint, str]]()
 
     def opening() -> Checkpoint:
         listing = steps.look()
@@ -211,7 +216,7 @@ def _from_tiers(
         first = steps.processes.index == 0
         if first and isinstance(found, NativeCheckpoint) and found.record.parent:
             stray = _stray(run, step, found, listing, by_number)
-        opened.append((found, listing, stray))
+        opened.append((found, stray))
         return found
 
     try:
@@ -236,25 +241,10 @@ def _from_tiers(
         if isinstance(found, tuple):
             return found
         raise found if counts_as(found, OSError, alone) else error  # noqa: B904
-    ours, listing, stray = opened[-1]
+    ours, stray = opened[-1]
     if stray:
         _warn(stray, _FROM_RESTORE)
-    _say_immovable(run, step, ours.path, listing)
     return restored, ours.record.token if isinstance(ours, NativeCheckpoint) else ""
-
-
-def _say_immovable(run: Run, step: int, path: str, listing: Listing) -> None:
-    """Logs that the next save cannot move a step, this one or a newer one, if that is so."""
-    steps = run.steps
-    if steps.processes.index > 0 or not steps.local or steps.read_only:
-        return
-    if os.access(steps.directory, os.W_OK):
-        newer = (one for one in sorted(listing.names) if one > step)
-        for one in (path, *(steps.path(number, listing) for number in newer)):
-            if not os.access(one, os.W_OK):
-                why = why_immovable(one)
-                logger.warning("%s: step %d is restored, but %s", steps.directory, step, why)
-                break
 
 
 def _stray(run: Run, step: int, opened: NativeCheckpoint, listing: Listing, by_number: bool) -> str:

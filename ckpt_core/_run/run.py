@@ -24,13 +24,11 @@ from ckpt_core._errors import (
     GraceExceeded,
     is_visible,
 )
-from ckpt_core._operation import logger
 from ckpt_core._run import history
 from ckpt_core._run.decision import LOOK_SECS, STORE_LOOK_SECS, SaveDecision, SaveNow
 from ckpt_core._run.history import Changes, Identity, SaveRequest, Trail
 from ckpt_core._run.in_flight import (
     SaveSlot,
-    raise_failures,
     refuse_if_running,
     settle_all,
     wait_for_all,
@@ -93,7 +91,7 @@ class Run:
         self.trail = Trail()
         self._outcomes: deque[Callable[[Trail], Trail]] = deque()
         self._persisted = ""  # token of the last save that the persistent directory got
-        self._said_repeated = self.listed = False
+        self.listed = False  # whether the caller has asked what is there
         if not steps.read_only:
             steps.on_first("open a run", self.disk.clean)
 
@@ -104,13 +102,6 @@ class Run:
             raise CheckpointError(f"{where}: this Checkpointer was closed")
         if self.steps.read_only:
             raise CheckpointError(f"{where}: {call}() on a Checkpointer with read_only=True")
-
-    def check_before_save(self, step: int) -> int:
-        """The number of a step that is about to be saved; raises the error of the previous save."""
-        self.refuse_unless_open("save")
-        raise_failures(self.slots)
-        self.preemption.step = step = check_step(step)
-        return step
 
     def save(
         self,
@@ -132,7 +123,6 @@ class Run:
             newest = trail.head if running_steps[0] is None else running_steps[0]
             overwrite = force and step == newest and self._is_local_only(step)
             if not overwrite:
-                self._say_repeated(step)
                 return False
         self.unread.check_on_all(items, self.steps)
         if not force and not self.decision.wants(step, self.slots[0].running):
@@ -152,10 +142,6 @@ class Run:
         changes = self._change_steps(request, replaces_local)
         self._start(items, fields, request, changes, persists or changes.persistent_first)
         return True
-
-    def wants(self, step: int) -> bool:
-        """Whether the policy wants this step; all processes must call it."""
-        return not self.steps.read_only and self.decision.wants(step, self.slots[0].running)
 
     def _wants_persistent(self, step: int) -> bool:
         """Whether this save also goes to the persistent directory; all processes must call it."""
@@ -181,16 +167,6 @@ class Run:
             for one in reversed(beyond):
                 self.trail = trail = history.deleted(trail, one, there)
         return trail
-
-    def _say_repeated(self, step: int) -> None:
-        if not self._said_repeated:
-            self._said_repeated = True
-            logger.info(
-                "%s: step %d was saved by this Checkpointer already: it is neither compared nor saved again "
-                "(overwrite=True does that), and save() gives False. This is said once",
-                self.steps.directory,
-                step,
-            )
 
     def apply_outcomes(self) -> Trail:
         """The trail, with what the saves of earlier calls became."""

@@ -159,11 +159,6 @@ class Folders:
             self.left_out[step, token] = found, problem
         return found if problem else "whole"
 
-    def why_unread(self, step: int, token: str) -> str:
-        """Why this process's own part could not be read; empty if that was not tried, or worked."""
-        state, why = self.left_out.get((step, token), ("whole", ""))
-        return why if state == "unread" else ""
-
     def try_again(self) -> None:
         """What could not be read may be readable now."""
         self.left_out = {one: why for one, why in self.left_out.items() if why[0] != "unread"}
@@ -319,7 +314,7 @@ class Folders:
     def delete(self, unwanted: Callable[[int], bool]) -> None:
         """Deletes the unwanted steps: own parts, copies, and those of other numbers of processes."""
         for steps in (self.own, *self._copies()):
-            self._delete_in(steps, lambda step, _: unwanted(step))
+            self._delete_in(steps, unwanted)
         self._delete_of_other_numbers(unwanted)
 
     def _delete_of_other_numbers(self, unwanted: Callable[[int], bool]) -> None:
@@ -327,36 +322,34 @@ class Folders:
             for folder in self._of_other_numbers():
                 with _undeleted(folder):
                     for steps in self._steps_in(folder):
-                        self._delete_in(steps, lambda step, _: unwanted(step))
+                        self._delete_in(steps, unwanted)
 
     def discard(self, step: int) -> None:
         """Deletes this process's part of a step."""
         if self.is_mine():
-            self._delete_in(self.own, lambda other, _: other == step)
+            self._delete_in(self.own, lambda other: other == step)
 
     def retain(self, kept: Collection[int], saved: str, sources: Sequence[int]) -> None:
         """Deletes parts and copies but those ``kept``, and for ``sources``; of the ``saved`` step also other directories."""
         wanted = {*map(self._copies_of, sources)}
         for copies in self._copies():
             if copies.directory in wanted:
-                self._delete_in(copies, lambda step, _: step not in kept)
+                self._delete_in(copies, lambda step: step not in kept)
             else:
                 with contextlib.suppress(OSError):  # another time
                     self.backend.delete(copies.directory)
         number = self.own.names.parse(os.path.basename(saved))
-        stays = {*kept, *self._unread_own}
-        self._delete_in(
-            self.own, lambda step, path: step not in stays or (step == number and path != saved)
-        )
+        stays = {*kept, *self._unread_own} - {number}
+        self._delete_in(self.own, lambda step: step not in stays, but=saved)
 
-    def _delete_in(self, steps: Steps, unwanted: Callable[[int, str], bool]) -> None:
-        """Deletes the steps in one folder that are unwanted, by number and path; a failure is only logged."""
+    def _delete_in(self, steps: Steps, unwanted: Callable[[int], bool], but: str = "") -> None:
+        """Deletes the unwanted steps in one folder, ``but`` one directory; a failure is only logged."""
         found = list[tuple[int, list[str]]]()
         with _undeleted(steps.directory):
             found = sorted(steps.look().names.items())
         for step, names in found:
-            for path in (f"{steps.directory}/{name}" for name in names):
-                if not unwanted(step, path):
+            for path in (f"{steps.directory}/{name}" for name in names if unwanted(step)):
+                if path == but:
                     continue
                 event = Event(kind="deleted", path=path, step=step)
                 try:

@@ -33,6 +33,7 @@ from ckpt_core._run.tiers.judge import (
     Judgement,
     LocalParts,
     State,
+    WholeStep,
     cause_of,
     damage_of,
     judge,
@@ -41,7 +42,7 @@ from ckpt_core._run.tiers.judge import (
     unread_of,
     vote,
 )
-from ckpt_core._run.tiers.peers import Table, exchange_addresses, fetch_lost, heard_when_they_meet
+from ckpt_core._run.tiers.peers import Table, exchange_addresses, fetch_first, heard_when_they_meet
 from ckpt_core._run.tiers.save import Copier, LocalSave
 from ckpt_core._save import RecordFields, SaveJob
 from ckpt_core._saved import NativeCheckpoint
@@ -258,15 +259,34 @@ class LocalTier:
         def open_part() -> Any:
             whole = self._found.steps.get(step)
             if whole and whole.sources and whole.token == self.complete.get(step):
-                (sources,) = whole.sources.values()  # this process lacks its part
-                fetch_lost(step, whole.token, sources, self._peers, self._folders)
-                whole.sources.clear()
+                self._fetch_lost(step, whole)
             found = self._opened.get(step)
             if self.reads_alone:  # replaced meanwhile, it is opened anew
                 self._opened.pop(step, None)
             return self._folders.own.open(step) if found is None else found
 
         return open_part
+
+    def _fetch_lost(self, step: int, whole: WholeStep) -> None:
+        """Gets this process's part of a step, which it lacks or which is damaged, from the sources on which all agreed
+        before; the others only serve files. Raises CheckpointNotFound if it may not be brought here, else what
+        ``fetch_first`` does.
+        """
+        mine, target = self._processes.index, self._folders.own_target(step)
+        lost = f"the part of process {mine} of step {step} is lost or damaged in its local directory, and could not be fetched"
+        (sources,), save = whole.sources.values(), (step, whole.token)
+        source, failures = fetch_first(save, sources, self._peers, target, lost)
+        state, why = self._folders.left_out.pop(save, ("", ""))
+        was = {"damaged": f"was damaged ({why})", "unread": f"could not be read ({why})"}
+        there = f"process {source.process}"
+        logger.warning(
+            "%s: this process's part of the step %s; it was fetched from %s and verified%s",
+            target.path,
+            was.get(state, "was missing"),
+            "another folder of this host" if source.process == mine else there,
+            f", after failures {'; '.join(failures)}" if failures else "",
+        )
+        whole.sources.clear()
 
     def prepare(
         self,
@@ -391,7 +411,8 @@ class LocalTier:
                         "step %d is not restored from local directories: %s", step, error
                     )
                     if unread is not None:
-                        why = self._folders.why_unread(step, token or "") or unread
+                        state, why = self._folders.left_out.get((step, token or ""), ("", ""))
+                        why = why if state == "unread" else unread
                         found, kind = unread_of(step, why, unread), OSError.__name__
                         self._folders.try_again()
                         if not self._alone:

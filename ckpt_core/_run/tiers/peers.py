@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
+import functools
 import hashlib
 import hmac
 import json
@@ -38,7 +39,7 @@ from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._operation import logger
 from ckpt_core._options import MIB, Options
 from ckpt_core._processes import Processes, coordinator_host
-from ckpt_core._run.tiers.folders import Folders, Target
+from ckpt_core._run.tiers.folders import Target
 from ckpt_core._run.tiers.judge import (
     ChosenPartner,
     Source,
@@ -322,8 +323,13 @@ def fetch_first(
     refused: OSError | None = None
     unasked: Exception | None = None  # why one that may have it could not be asked
     for source in sources:
+        key = Key(*save, source.writer)
         try:
-            _bring_from(source, Key(*save, source.writer), peers, target)
+            if source.process == peers.processes.index:
+                bring(key, pieces_of_files(peers.served(key)), target)
+            else:
+                with contextlib.closing(peers.connect(source.process)) as connection:
+                    bring(key, functools.partial(connection.pieces, key), target)
         except (CheckpointError, OSError) as error:
             failures.append(f"from process {source.process}: {error}")
             if isinstance(error, ConnectionError):  # nothing of this machine
@@ -344,17 +350,6 @@ def fetch_first(
     raise CheckpointCorrupt(text)
 
 
-def _bring_from(source: Source, key: Key, peers: Peers, target: Target) -> None:
-    if source.process == peers.processes.index:
-        paths = peers.served(key)
-        if paths is None:
-            raise Lacking("it was here and is gone")
-        bring(key, pieces_of_files(paths), target)
-        return
-    with contextlib.closing(peers.connect(source.process)) as connection:
-        bring(key, lambda position: connection.pieces(key, position), target)
-
-
 def _bounded(pieces: Iterator[bytes], size_bytes: int, name: str) -> Iterator[bytes]:
     """The pieces; raises CheckpointCorrupt as soon as they are more than the file can have."""
     left = size_bytes
@@ -365,8 +360,10 @@ def _bounded(pieces: Iterator[bytes], size_bytes: int, name: str) -> Iterator[by
         yield piece
 
 
-def pieces_of_files(paths: Sequence[str]) -> Pieces:
-    """The files of a part in a directory of this host."""
+def pieces_of_files(paths: Sequence[str] | None) -> Pieces:
+    """The files of a part in a directory of this host; None: it is gone."""
+    if paths is None:
+        raise Lacking("it was here and is gone")
 
     def pieces(position: int) -> Iterator[bytes]:
         with open_plain(paths[position]) as file:
@@ -374,25 +371,3 @@ def pieces_of_files(paths: Sequence[str]) -> Pieces:
                 yield piece
 
     return pieces
-
-
-def fetch_lost(
-    step: int, token: str, sources: Sequence[Source], peers: Peers, folders: Folders
-) -> None:
-    """Gets this process's part of a step, which it lacks or which is damaged, from the sources on which all agreed
-    before; the others only serve files. Raises CheckpointNotFound if it may not be brought here, else what
-    ``fetch_first`` does.
-    """
-    mine, target = peers.processes.index, folders.own_target(step)
-    lost = f"the part of process {mine} of step {step} is lost or damaged in its local directory, and could not be fetched"
-    source, failures = fetch_first((step, token), sources, peers, target, lost)
-    state, why = folders.left_out.pop((step, token), ("", ""))
-    was = {"damaged": f"was damaged ({why})", "unread": f"could not be read ({why})"}
-    there = f"process {source.process}"
-    logger.warning(
-        "%s: this process's part of the step %s; it was fetched from %s and verified%s",
-        target.path,
-        was.get(state, "was missing"),
-        "another folder of this host" if source.process == mine else there,
-        f", after failures {'; '.join(failures)}" if failures else "",
-    )
