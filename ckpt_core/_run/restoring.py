@@ -313,71 +313,55 @@ def load(run: Run, step: int, like: Any, item: str | None, arguments: dict[str, 
 def delete(run: Run, step: int) -> None:
     """Deletes a step in all tiers, after running saves."""
     run.refuse_unless_open("delete")
-    step = check_step(step)
-
-    def delete_it(held: Mapping[int, str]) -> dict[str, Any]:
-        run.refuse_unread(step)
-        return run.disk.delete_step(step, held)
-
-    def after(before: Trail, standing: set[int], _: Mapping[str, Any]) -> Trail:
-        return history.deleted(before, step, standing)
-
-    _remove(run, f"delete step {step}", delete_it, functools.partial(operator.eq, step), after)
+    _remove(run, check_step(step), newer=False)
 
 
 def rollback_to(run: Run, step: int) -> list[int]:
     """Deletes every step newer than ``step``; returns them."""
     run.refuse_unless_open("rollback_to")
     step = check_step(step)
-
-    def after(before: Trail, _: set[int], said: Mapping[str, Any]) -> Trail:
-        if not said:
-            return history.rolled_back(before, step, None)
-        target = said["target"] and Identity(*said["target"])
-        return history.rolled_back(before, target.step if target else -1, target)
-
-    newer = functools.partial(operator.lt, step)
     settle_all(run.slots)  # a running save ends with retention
-    local = {*filter(newer, () if run.local is None else run.local.standing)}
-    work = functools.partial(run.disk.delete_newer, step)
-    said = _remove(run, f"roll back to step {step}", work, newer, after, claims=True)
+    local = set[int]() if run.local is None else {one for one in run.local.standing if one > step}
+    said = _remove(run, step, newer=True)
     return sorted({*said["gone"], *local})  # also those that could not be read
 
 
-def _remove(
-    run: Run,
-    call: str,
-    work: Callable[[Mapping[int, str]], dict[str, Any]],
-    gone: Callable[[int], bool],
-    after: Callable[[Trail, set[int], Mapping[str, Any]], Trail],
-    *,
-    claims: bool = False,
-) -> dict[str, Any]:
-    """What ``work`` gives, which removes persistent steps on process 0; then each process removes its local ones that are
-    ``gone``. Nothing changes before all have announced the same ``call``. ``work`` gets the tokens of local steps, and
-    gives the run file as ``run``; ``after`` makes the new trail of the steps that were there and what ``work`` gave. With
-    ``claims`` local directories are claimed first: later they might be a newer writer's.
+def _remove(run: Run, step: int, *, newer: bool) -> dict[str, Any]:
+    """Removes a step, or all ``newer`` ones: the persistent copies on process 0, then on each process the local ones. Nothing
+    changes before all have announced the same call. Gives what ``Disk`` does.
     """
     settle_all(run.slots)
-    before = run.apply_outcomes()
-    together = run.steps.round(call)
+    before, local = run.apply_outcomes(), run.local
+    together = run.steps.round(f"{'roll back to' if newer else 'delete'} step {step}")
     there = together.decide("", lambda _: json.dumps(run.all()))
-    local = run.local
-    if claims and local is not None:
-        local.claim()
+    if newer and local is not None:
+        local.claim()  # later they might be a newer writer's
     held = {} if local is None else local.complete
+    standing = {*json.loads(there)}  # retention has taken others
     # Already before the removal, as an interrupt may come at any moment. A step that is forgotten though
     # it exists makes way for the next save of its number; one that is gone and not forgotten would
     # never be saved again.
-    standing = {*json.loads(there)}  # retention has taken others
-    run.trail = after(before, standing, {})
+    if newer:
+        run.trail = history.rolled_back(before, step, None)
+    else:
+        run.trail = history.deleted(before, step, standing)
     removed = (before.own - run.trail.own) & standing
     run.decision.forget()
+
+    def work() -> dict[str, Any]:
+        if newer:
+            return run.disk.delete_newer(step, held)
+        run.refuse_unread(step)
+        return run.disk.delete_step(step, held)
+
     try:
-        said = together.first(lambda: work(held))
-        run.trail = after(before, standing, said)
+        said = together.first(work)
+        if newer:
+            target = said["target"] and Identity(*said["target"])
+            run.trail = history.rolled_back(before, target.step if target else -1, target)
         if local is not None:
-            local.delete(parse_run_file(said["run"].encode(), run.steps.directory), gone)
+            left = parse_run_file(said["run"].encode(), run.steps.directory)
+            local.delete(left, functools.partial(operator.lt if newer else operator.eq, step))
     except BaseException as error:
         run.forget_stale_local()
         # only where all processes know of the failure, so that all go on from the same trail

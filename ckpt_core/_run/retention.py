@@ -16,7 +16,7 @@ from typing import Any
 from ckpt_core._directory import is_locked, why_immovable
 from ckpt_core._errors import CheckpointError
 from ckpt_core._format.record import RECORD_FILE
-from ckpt_core._operation import Event, Kind, logger, tell
+from ckpt_core._operation import Event, logger, tell
 from ckpt_core._run import history
 from ckpt_core._run.history import Changes, Identity, SaveRequest, Trail
 from ckpt_core._run.lease import Lease
@@ -67,13 +67,12 @@ class Disk:
             changes = changes._replace(persistent_first=True)
         if changes.detached and not begins:
             lineage = ""
-        run, moves = listing.run, self.steps.local
+        run = listing.run
         if lineage and run.name:
             run = run.branch(lineage, history.lineage_bound(changes, request.step, trail))
-        removals: list[Removal] = []
-        for steps, into in ((changes.retire, RETIRED), (changes.set_aside, DAMAGED)):
-            if steps:
-                removals += self.removals_of(steps, listing, into if moves else None)
+        retired, damaged = (RETIRED, DAMAGED) if self.steps.local else (None, None)
+        removals = self.removals_of(changes.retire, listing, retired)
+        removals += self.removals_of(changes.set_aside, listing, damaged)
         if removals or lineage:
             self.lease.check()
         if removals or run != listing.run:
@@ -216,14 +215,18 @@ class Disk:
         for step in since:
             if now - since[step] < grace_secs:
                 continue
-            try:
-                self._delete(step, listing)
-            except BlockingIOError:
-                path = self.steps.path(step, listing)
-                logger.info("%s is being read, or waited for, and stays for now", path)
-            except (OSError, CheckpointError) as error:
-                logger.warning("could not delete %s: %s", self.steps.path(step, listing), error)
-                self._send_event("delete_failed", step, error)
+            # the first name is the one that counts: it goes last, so that no older one counts in between
+            for name in reversed(self._own(listing.directories(step))):
+                path = f"{self.steps.directory}/{name}"
+                try:
+                    with unless_wanted(path, self.steps.local):
+                        self._drop(Removal(name, step, "", self.steps.options.trash_directory))
+                except BlockingIOError:
+                    logger.info("%s is being read, or waited for, and stays for now", path)
+                    break
+                except (OSError, CheckpointError) as error:
+                    logger.warning("could not delete %s: %s", path, error)
+                    break
 
     def clean(self) -> None:
         """Removes the temporary directories that dead writers left of unfinished saves; on process 0 alone."""
@@ -259,7 +262,10 @@ class Disk:
         removes it.
         """
         after = listing.run if run is None else run
-        self._refuse_immovable(steps)
+        names = (name for one in steps for name in (one.name, one.into) if name)
+        for path in (f"{self.steps.directory}/{name}" for name in names if self.steps.local):
+            if why := why_immovable(path):  # another user's, who did not share it
+                raise PermissionError(errno.EACCES, why, path)
         # so no step goes before one that continues it
         newest_first = tuple(sorted(steps, key=lambda one: -one.step))
         noted = after != listing.run or len(steps) > 1
@@ -268,13 +274,6 @@ class Disk:
         self._remove_all(newest_first, wait_secs)
         if noted and steps:
             self._put(after)
-
-    def _refuse_immovable(self, steps: Sequence[Removal]) -> None:
-        """Raises PermissionError, before anything is removed, if a step is another user's who did not share it."""
-        names = (name for one in steps for name in (one.name, one.into) if name)
-        for path in (f"{self.steps.directory}/{name}" for name in names if self.steps.local):
-            if why := why_immovable(path):
-                raise PermissionError(errno.EACCES, why, path)
 
     def _put(self, run: RunFile) -> None:
         self.lease.check_if_claimed()
@@ -287,53 +286,39 @@ class Disk:
         deadline = time.monotonic() + wait_secs
         for one in steps:
             self.lease.check_if_claimed()
-            self._drop(one, deadline)
+            while True:
+                try:
+                    self._drop(one)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        raise CheckpointError(
+                            f"{self.steps.directory}/{one.name} must be moved away first, but it is being read: try again "
+                            "when the read has ended"
+                        ) from None
+                    time.sleep(_PAUSE_SECS)
         self.lease.check_if_claimed()
 
-    def _drop(self, removal: Removal, deadline: float) -> None:
-        path = f"{self.steps.directory}/{removal.name}"
-        self._forget(removal.step)
-        while True:
-            try:
-                self.steps.backend.delete(path, removal.into)
-            except FileNotFoundError:
-                return  # whoever began to remove it was further than it seemed
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise CheckpointError(
-                        f"{path} must be moved away first, but it is being read: try again when the read has ended"
-                    ) from None
-                time.sleep(_PAUSE_SECS)
-            except (OSError, CheckpointError) as error:
-                self._send_event("delete_failed", removal.step, error)
-                raise
-            else:
-                break
-        if removal.into == DAMAGED:
-            logger.warning("%s is damaged, and was moved to %s", path, DAMAGED)
-        elif removal.into is None:
-            logger.info("deleted %s", path)
-        self._send_event("deleted", removal.step)
-
-    def _delete(self, step: int, listing: Listing) -> None:
-        trash = self.steps.options.trash_directory
-        # the first name is the one that counts: it goes last, so that no older one counts in between
-        for name in reversed(self._own(listing.directories(step))):
-            path = f"{self.steps.directory}/{name}"
-            with unless_wanted(path, self.steps.local):
-                self.steps.backend.delete(path, trash)
-            logger.info("deleted %s", path)
-        self._forget(step)
-        self._send_event("deleted", step)
-
-    def _forget(self, step: int) -> None:
+    def _drop(self, removal: Removal) -> None:
+        """Removes one directory; BlockingIOError if it is being read."""
+        path, step = f"{self.steps.directory}/{removal.name}", removal.step
+        listener = self.steps.options.on_event
+        event = Event(kind="deleted", path=self.steps.new_path(step), step=step)
+        try:
+            self.steps.backend.delete(path, removal.into)
+        except FileNotFoundError:
+            return  # whoever began to remove it was further than it seemed
+        except (OSError, CheckpointError) as error:
+            if not isinstance(error, BlockingIOError):
+                tell(replace(event, kind="delete_failed", error=error), listener)
+            raise
         self._unneeded_since.pop(step, None)
         self._known.pop(step, None)
-
-    def _send_event(self, kind: Kind, step: int, error: Exception | None = None) -> None:
-        path = self.steps.new_path(step)
-        event = Event(kind=kind, path=path, step=step, error=error)
-        tell(event, self.steps.options.on_event)
+        if removal.into == DAMAGED:
+            logger.warning("%s is damaged, and was moved to %s", path, DAMAGED)
+        elif removal.into != RETIRED:
+            logger.info("deleted %s", path)
+        tell(event, listener)
 
     def explain(self, damaged: Set[int]) -> dict[int, str]:
         """For every step whether it stays, and why."""
