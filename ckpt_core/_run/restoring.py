@@ -204,8 +204,8 @@ def _from_tiers(
     failed: CheckpointError | OSError | None = None
     if local is not None and local_first:
         found = local.restore(step, read)
-        if isinstance(found, tuple):
-            return found
+        if isinstance(found, RestoredStep):
+            return found, local.complete[step]
         failed = found
     opened = list[tuple[Checkpoint, str]]()
 
@@ -238,8 +238,8 @@ def _from_tiers(
         if step not in local.complete:
             raise
         found = local.restore(step, read)  # an older save, but whole
-        if isinstance(found, tuple):
-            return found
+        if isinstance(found, RestoredStep):
+            return found, local.complete[step]
         raise found if counts_as(found, OSError, alone) else error  # noqa: B904
     ours, stray = opened[-1]
     if stray:

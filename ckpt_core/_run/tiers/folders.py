@@ -105,7 +105,7 @@ class Folders:
         self._unread_own: dict[int, Unread] = {}  # what the last look could not read in ``path``
         # Step and token of own parts that are left out -> whether damaged or unread, and what was found.
         self.left_out: dict[tuple[int, str], tuple[State, str]] = {}
-        self._root = root
+        self.root = root
         self._options = steps.options
         self._leases_of_others: list[Lease] = []
         self._use = _use(root)
@@ -187,11 +187,11 @@ class Folders:
     ) -> Iterator[tuple[Steps, int, NativeCheckpoint]]:
         """The readable parts of all steps, or ``only`` one, here, then beside it; notes others in ``own`` and ``beside``."""
         mine, others = os.path.basename(self.path), list[str]()
-        with self._noting(own, self._root):
+        with self._noting(own, self.root):
             others = self._beside()
         others.sort(key=lambda name: _numbers(name)[1] != self._count)
         for folder in [mine, *others][: 1 + _MOST_FOLDERS]:
-            unread, path = own if folder == mine else beside, f"{self._root}/{folder}"
+            unread, path = own if folder == mine else beside, f"{self.root}/{folder}"
             with self._noting(unread, path, of_others=folder != mine):
                 for steps in self._steps_in(path):
                     for step, opened in self._opened_in(steps, unread, only):
@@ -215,13 +215,13 @@ class Folders:
     def _beside(self) -> list[str]:
         """Names of the folders of other processes, also of other numbers of them."""
         mine = os.path.basename(self.path)
-        names = self.backend.children(self._root)
+        names = self.backend.children(self.root)
         return sorted(name for name in names if FOLDER.fullmatch(name) and name != mine)
 
     def _of_other_numbers(self) -> list[str]:
         """Folders beside this one that another number of processes left."""
         names = (name for name in self._beside() if _numbers(name)[1] != self._count)
-        return [f"{self._root}/{name}" for name in names]
+        return [f"{self.root}/{name}" for name in names]
 
     def _steps_in(self, folder: str) -> list[Steps]:
         """The parts in a folder, and the copies that it has of others."""
@@ -318,7 +318,7 @@ class Folders:
         self._delete_of_other_numbers(unwanted)
 
     def _delete_of_other_numbers(self, unwanted: Callable[[int], bool]) -> None:
-        with _undeleted(self._root):
+        with _undeleted(self.root):
             for folder in self._of_other_numbers():
                 with _undeleted(folder):
                     for steps in self._steps_in(folder):
@@ -370,9 +370,9 @@ class Folders:
         files.
         """
         locks_work = is_locked(f"{self.path}/{OWNER_FILE}")
-        with _undeleted(self._root):  # first: who deletes steps makes a folder look used
+        with _undeleted(self.root):  # first: who deletes steps makes a folder look used
             for name in self._beside():
-                path, other = f"{self._root}/{name}", _numbers(name)[1] != self._count
+                path, other = f"{self.root}/{name}", _numbers(name)[1] != self._count
                 if other is of_others and is_abandoned(path, self.backend, locks_work):
                     with contextlib.suppress(OSError):  # others of this host may delete it, too
                         self.backend.delete(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import weakref
@@ -63,28 +64,25 @@ def open_local(given: str | os.PathLike[str], steps: RunSteps) -> LocalTier:
     with heard_when_they_meet(processes):
         if refusal is not None:
             raise refusal
-    return LocalTier(root, run, steps)
+        folders = Folders(folder_of(run, root, steps.directory), steps)
+        if not steps.read_only:
+            folders.clean()
+    return LocalTier(root, folders, run, steps)
 
 
 class LocalTier:
     """The steps of one run in local directories; all processes make the same calls. Without a name it has none yet."""
 
-    def __init__(self, root: str, run: RunFile, steps: RunSteps) -> None:
+    def __init__(self, root: str, folders: Folders, run: RunFile, steps: RunSteps) -> None:
         processes, options = steps.processes, steps.options
-        self._root = root
-        with heard_when_they_meet(processes):
-            self._run_folder = folder_of(run, root, steps.directory)
-            self._folders = folders = Folders(self._run_folder, steps)
-            if not steps.read_only:
-                folders.clean()
+        self._root, self._folders = root, folders
         self.directory = folders.path
         self.in_flight = SaveSlot(self.directory)
         self._processes = processes
-        self._options = options
-        self._read_only, self._alone = steps.read_only, processes.count == 1
+        self._alone = processes.count == 1
         # its writer is at work meanwhile; it agrees with nobody
-        self.reads_alone = self._read_only and self._alone
-        self._persistent = steps
+        self.reads_alone = steps.read_only and self._alone
+        self._steps = steps
         self._run = run
         # The steps that all processes have, as of their last agreement, with the tokens of their saves.
         self.complete: dict[int, str] = {}
@@ -141,9 +139,9 @@ class LocalTier:
     def _of_another_number(self, step: int) -> str:
         saved, now = self._found.counts[step], self._processes.count
         return (
-            f"{saved} process{'es' * (saved > 1)} saved the local step {step} in {self._run_folder} and {now} "
+            f"{saved} process{'es' * (saved > 1)} saved the local step {step} in {self._folders.root} and {now} "
             f"run{'s' * (now == 1)} now; local steps are for as many as saved them. To go on from it, "
-            f"start once with {saved}, before anything else is saved, and save(..., force=True) to {self._persistent.directory}"
+            f"start once with {saved}, before anything else is saved, and save(..., force=True) to {self._steps.directory}"
         )
 
     def _of_unread(self, step: int, so: str, advice: str) -> OSError | NewerFormat:
@@ -155,7 +153,7 @@ class LocalTier:
     def refuse_lost_run(self, newest: Callable[[], int | None]) -> None:
         """Raises CheckpointCorrupt if no step is left of those that the run had; or what kept a process from reading."""
         found, lost = self._found, self._found.lost
-        if self._read_only or (lost is None and not found.unread and not found.counts):
+        if self._steps.read_only or (lost is None and not found.unread and not found.counts):
             return
         if MAX_STEP not in found.unread and newest() is not None:
             return
@@ -169,7 +167,7 @@ class LocalTier:
         raise CheckpointCorrupt(
             f"{why}. There is no other step, and training does not start from scratch by accident; to begin anew, remove what "
             f"the run left on each host: ckpt rm --local {shlex.quote(self._root)} --run "
-            f"{os.path.basename(self._run_folder)}"
+            f"{os.path.basename(self._folders.root)}"
         )
 
     def is_older(self, step: int, token: str) -> bool:
@@ -182,8 +180,8 @@ class LocalTier:
 
     def begin_restore(self) -> None:
         """Looks anew, as process 0 sees the run now, and claims the folders of a writer; all processes must call it."""
-        self._use(find_run(self._persistent, make=False))
-        if not self._read_only:
+        self._use(find_run(self._steps, make=False))
+        if not self._steps.read_only:
             self.claim()
         self.look()
 
@@ -217,7 +215,7 @@ class LocalTier:
     def refresh(self) -> None:
         """A reader alone looks again: its writer may have saved, left or replaced steps since."""
         if self.reads_alone:
-            self._use(self._persistent.run_file())
+            self._use(self._steps.run_file())
             self.look()
 
     def look(self) -> None:
@@ -226,13 +224,13 @@ class LocalTier:
         with heard_when_they_meet(self._processes, call):
             places, unread, counts = self._folders.look(self._run)
         parts, serves = [place.seen for place in places], self._peers.server is not None
-        seen = LocalParts(parts, not self._read_only, serves, unread, counts)
+        seen = LocalParts(parts, not self._steps.read_only, serves, unread, counts)
 
         def judged(values: list[str]) -> str:
             found = judge([LocalParts.parse(text) for text in values], self._peers.machines)
             return found.dump(len(values), self._judged.publish)
 
-        together = self._processes.round(call, self._options.timeout_secs)
+        together = self._steps.round(call)
         answer = together.decide(seen.dump(), judged)
         found = Judgement.parse(answer, self._processes.index, self._judged.row)
         partial, self._found = self._found.partial, found
@@ -260,9 +258,8 @@ class LocalTier:
             whole = self._found.steps.get(step)
             if whole and whole.sources and whole.token == self.complete.get(step):
                 self._fetch_lost(step, whole)
-            found = self._opened.get(step)
-            if self.reads_alone:  # replaced meanwhile, it is opened anew
-                self._opened.pop(step, None)
+            # a reader alone opens it anew the next time, as it may be replaced meanwhile
+            found = (self._opened.pop if self.reads_alone else self._opened.get)(step, None)
             return self._folders.own.open(step) if found is None else found
 
         return open_part
@@ -305,7 +302,7 @@ class LocalTier:
             True,
             folders.backend,
             fields,
-            self._options,
+            self._steps.options,
             self._processes,
             overwrite=True,
             own=True,
@@ -346,7 +343,7 @@ class LocalTier:
         the loss of a host only a copy is of use.
         """
         complete = {**self.complete, step: save.token}
-        kept = {step, *sorted(complete)[-self._options.local_max_to_keep :]}
+        kept = {step, *sorted(complete)[-self._steps.options.local_max_to_keep :]}
         if self._peers.copies:
             if save.protected and save.protected in self.complete.items():  # not saved once more
                 self._protected = save.protected[0]
@@ -361,17 +358,15 @@ class LocalTier:
 
     def restore(
         self, step: int, load: Callable[[_load.Opening], RestoredStep]
-    ) -> tuple[RestoredStep, str] | CheckpointError | OSError:
-        """Restores a step from the local directories, see ``read``; also gives the token of its save."""
-
-        token, found = self.complete.get(step, ""), self.read(step, load)
-        if not isinstance(found, RestoredStep):
-            return found
-        if self._peers.copies and step == max(self.complete, default=None):
+    ) -> RestoredStep | CheckpointError | OSError:
+        """Restores a step from the local directories, see ``read``."""
+        found = self.read(step, load)
+        newest = isinstance(found, RestoredStep) and step == max(self.complete)
+        if newest and self._peers.copies:
             self._copied = step  # partners copy it where they lost their copies
             if self._folders.lease.claimed and self._copier.report[0] != "busy":
                 self._copier.copy(step, self.complete[step])
-        return found, token
+        return found
 
     def read(
         self, step: int, load: Callable[[_load.Opening], T], first: _load.Opening | None = None
@@ -380,8 +375,9 @@ class LocalTier:
         damaged, their processes get them from others, and all try once more. Gives the error if all agreed to try another
         copy, a Misfit if all parts are whole; raises one that the local files do not cause.
         """
-        token, fetches = self.complete.get(step), not (self._alone or self._read_only)
+        token, fetches = self.complete.get(step), not (self._alone or self._steps.read_only)
         unread: Exception | None = None
+        state = functools.partial(self._folders.state, step, token)  # of this process's part
         try:
             while True:
                 try:
@@ -389,14 +385,14 @@ class LocalTier:
                 except Exception as error:
                     if not self._alone and not agreed_kind(error):
                         # the other processes would not take part in another agreement
-                        if isinstance(error, CheckpointCorrupt) and self._state(step) == "whole":
+                        if isinstance(error, CheckpointCorrupt) and state() == "whole":
                             raise misfit_of(self.directory, step, error) from error
                         raise
                     elsewhere, first = first is not None, None
                     kinds = (CheckpointCorrupt, CheckpointNotFound, OSError)
                     if elsewhere and any(counts_as(error, kind, self._alone) for kind in kinds):
                         continue  # it may be the other tier's copy that cannot be read
-                    verdict = self._agree_after(step, error)
+                    verdict = self._agree_after(step, error, state)
                     if verdict == "raise":
                         raise
                     if verdict == "unread" and unread is None:
@@ -411,8 +407,8 @@ class LocalTier:
                         "step %d is not restored from local directories: %s", step, error
                     )
                     if unread is not None:
-                        state, why = self._folders.left_out.get((step, token or ""), ("", ""))
-                        why = why if state == "unread" else unread
+                        was, why = self._folders.left_out.get((step, token or ""), ("", ""))
+                        why = why if was == "unread" else unread
                         found, kind = unread_of(step, why, unread), OSError.__name__
                         self._folders.try_again()
                         if not self._alone:
@@ -428,24 +424,19 @@ class LocalTier:
         finally:
             self._folders.try_again()
 
-    def _agree_after(self, step: int, error: Exception) -> str:
+    def _agree_after(self, step: int, error: Exception, state: Callable[[], State]) -> str:
         """If one process fails, all fail: they agree to mend it, to try another copy, or to raise."""
         try:
             there = self._folders.backend.exists(self._folders.own.path(step))
-            mine = vote(error, there, lambda: "whole" if self._alone else self._state(step))
+            mine = vote(error, there, (lambda: "whole") if self._alone else state)
         except OSError as other:
             # its folder cannot be listed any more, and the others wait for the vote
             mine = "unread" if cause_of(other) == "disk" else "raise"
-        together = self._processes.round("give up a local step", self._options.timeout_secs)
-        return together.decide(mine, judge_failure)
-
-    def _state(self, step: int) -> State:
-        """Whether every byte of this process's part is as it was saved."""
-        return self._folders.state(step, self.complete.get(step))
+        return self._steps.round("give up a local step").decide(mine, judge_failure)
 
     def close(self, secs_left: float | None = None) -> None:
         """Releases the claim, when partners have copies of the last step or no grace period is left."""
-        limit_secs = self._options.timeout_secs
+        limit_secs = self._steps.options.timeout_secs
         try:
             self._copier.close(self.complete, limit_secs if secs_left is None else secs_left)
         finally:
