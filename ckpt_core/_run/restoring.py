@@ -170,8 +170,7 @@ def _restore(
     if local is not None and step in local.complete:
 
         def counts() -> bool:  # unless the persistent copy is a newer save
-            names = steps.look().directories(step)
-            return not (names and local.is_older(step, steps.saved(names[0]).token))
+            return not local.is_older(step, steps.look().token(step))
 
         local_first = steps.on_first(f"find step {step}", counts)
     try:

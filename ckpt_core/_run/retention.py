@@ -183,10 +183,9 @@ class Disk:
         run = listing.run
         target = max((other for other in {*there, *local} if other <= step), default=None)
         token = None if target is None else local.get(target)
-        if target is not None and (here := listing.directories(target)):
-            found = self.steps.saved(here[0]).token
-            if token is None or run.newer(target, found, than=token):
-                token = found
+        found = None if target is None else listing.token(target)
+        if target is not None and found is not None:
+            token = found if token is None or run.newer(target, found, than=token) else token
         branch = run.branch(secrets.token_hex(8), step) if run.name else run
         if removals or branch != run:
             self.remove(removals, listing, branch)

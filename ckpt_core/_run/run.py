@@ -413,9 +413,8 @@ class Run:
                     self.local.refuse_unread(step)
                 raise
         listing = self.steps.look()
-        names = listing.directories(step)
-        token = self.steps.saved(names[0]).token if names else ""
-        if token != local[step] and not (names and self.local.is_older(step, token)):
+        token = listing.token(step)
+        if token != local[step] and not self.local.is_older(step, token):
             return self.local.opening(step)()
         return self.steps.open(step, listing)
 

@@ -96,6 +96,11 @@ class Listing:
             return found
         return sorted(found, key=lambda name: self.saved(name).created_unix_secs, reverse=True)
 
+    def token(self, step: int) -> str | None:
+        """Token of the save of this number that counts, empty if Orbax wrote it; None if there is none."""
+        names = self.directories(step)
+        return self.saved(names[0]).token if names else None
+
     def has(self, step: int) -> bool:
         """Whether a step of this number is committed, under any of its possible names."""
         return any(map(self.is_checkpoint, self.names.get(step, ())))

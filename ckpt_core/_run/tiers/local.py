@@ -170,9 +170,9 @@ class LocalTier:
             f"{os.path.basename(self._folders.root)}"
         )
 
-    def is_older(self, step: int, token: str) -> bool:
-        """Whether the local copy of a complete step is an older save than the one with ``token``."""
-        return self._run.newer(step, token, than=self.complete[step])
+    def is_older(self, step: int, token: str | None) -> bool:
+        """Whether the local copy of a complete step is an older save than the one with ``token``, if there is one."""
+        return self._run.newer(step, token or "", than=self.complete[step])
 
     def claim(self) -> None:
         """Claims this process's directory: the next commit of an older writer there fails."""
