@@ -102,7 +102,7 @@ class Folders:
         self.own = Steps(self.path, True, self.backend, steps.names)  # of each a part
         self._persistent = steps.directory
         self.lease = self._lease(self.path)
-        self._unread_own: dict[int, Unread] = {}  # what the last look could not read in ``path``
+        self._unread: dict[int, Unread] = {}  # what the last look could not read
         # Step and token of own parts that are left out -> whether damaged or unread, and what was found.
         self.left_out: dict[tuple[int, str], tuple[State, str]] = {}
         self.root = root
@@ -112,9 +112,8 @@ class Folders:
 
     def look(self, run: RunFile) -> tuple[list[Place], list[Unread], list[tuple[int, int]]]:
         """The readable parts that count, the own ones first; what is not read, but may be sound; steps of other numbers."""
-        own, beside, found = dict[int, Unread](), dict[int, Unread](), list[Place]()
-        counts = dict[int, int]()
-        for steps, step, opened in self._opened(own, beside):
+        unread, counts, found = dict[int, Unread](), dict[int, int](), list[Place]()
+        for steps, step, opened in self._opened(unread):
             record, alone = opened.record, _part_of(steps)
             part, order = record.part or alone, run.order(step, record.token)
             if order is None or not part.writer < part.count == alone.count:
@@ -127,13 +126,13 @@ class Folders:
             if not (mine and (step, record.token) in self.left_out):
                 seen = Seen(step, record.token, order, part.writer, part.serves, mine, continues)
                 found.append(Place(seen, opened))
-        self._unread_own = own
-        return found, [*(beside | own).values()], [*counts.items()]
+        self._unread = unread
+        return found, [*unread.values()], [*counts.items()]
 
     def find(self, key: Key) -> list[str] | None:
         """The files of a part that lies here or beside it, a ``ServedParts``; OSError if some cannot be read now."""
         unread = dict[int, Unread]()
-        for steps, _, opened in self._opened(unread, unread, key.step):
+        for steps, _, opened in self._opened(unread, key.step):
             record = opened.record
             if record.token != key.token or (steps is self.own and key[:2] in self.left_out):
                 continue
@@ -180,19 +179,19 @@ class Folders:
             number = error.errno if isinstance(error, OSError) else None
             forbidden = of_others and number in (errno.EACCES, errno.EPERM)
             if (step == MAX_STEP or is_unread(error)) and not forbidden:
-                unread[step] = Unread(step, number or 0, why[:_MOST_TEXT], self._index)
+                unread.setdefault(step, Unread(step, number or 0, why[:_MOST_TEXT], self._index))
 
     def _opened(
-        self, own: dict[int, Unread], beside: dict[int, Unread], only: int | None = None
+        self, unread: dict[int, Unread], only: int | None = None
     ) -> Iterator[tuple[Steps, int, NativeCheckpoint]]:
-        """The readable parts of all steps, or ``only`` one, here, then beside it; notes others in ``own`` and ``beside``."""
-        mine, others = os.path.basename(self.path), list[str]()
-        with self._noting(own, self.root):
+        """The readable parts of all steps, or ``only`` one, here, then beside it; notes others in ``unread``."""
+        others = list[str]()
+        with self._noting(unread, self.root):
             others = self._beside()
         others.sort(key=lambda name: _numbers(name)[1] != self._count)
-        for folder in [mine, *others][: 1 + _MOST_FOLDERS]:
-            unread, path = own if folder == mine else beside, f"{self.root}/{folder}"
-            with self._noting(unread, path, of_others=folder != mine):
+        beside = [f"{self.root}/{name}" for name in others[:_MOST_FOLDERS]]
+        for path in (self.path, *beside):
+            with self._noting(unread, path, of_others=path != self.path):
                 for steps in self._steps_in(path):
                     for step, opened in self._opened_in(steps, unread, only):
                         yield steps, step, opened
@@ -204,12 +203,11 @@ class Folders:
         for step, among in listing.names.items():
             if only not in (None, step):
                 continue
-            names, found = list[str](), list[Checkpoint]()
+            found = list[Checkpoint]()
             with self._noting(unread, f"{steps.directory}/{among[0]}", step):
-                names = listing.directories(step)
-            for name in names:
-                with self._noting(unread, f"{steps.directory}/{name}", step):
-                    found.append(steps.opened(name))
+                for name in listing.directories(step):
+                    with self._noting(unread, f"{steps.directory}/{name}", step):
+                        found.append(steps.opened(name))
             yield from ((step, one) for one in found if isinstance(one, NativeCheckpoint))
 
     def _beside(self) -> list[str]:
@@ -329,7 +327,7 @@ class Folders:
         if self.is_mine():
             self._delete_in(self.own, lambda other: other == step)
 
-    def retain(self, kept: Collection[int], saved: str, sources: Sequence[int]) -> None:
+    def retain(self, kept: Collection[int], saved: int, sources: Sequence[int]) -> None:
         """Deletes parts and copies but those ``kept``, and for ``sources``; of the ``saved`` step also other directories."""
         wanted = {*map(self._copies_of, sources)}
         for copies in self._copies():
@@ -338,9 +336,8 @@ class Folders:
             else:
                 with contextlib.suppress(OSError):  # another time
                     self.backend.delete(copies.directory)
-        number = self.own.names.parse(os.path.basename(saved))
-        stays = {*kept, *self._unread_own} - {number}
-        self._delete_in(self.own, lambda step: step not in stays, but=saved)
+        stays = {*kept, *self._unread} - {saved}
+        self._delete_in(self.own, lambda step: step not in stays, self.own.new_path(saved))
 
     def _delete_in(self, steps: Steps, unwanted: Callable[[int], bool], but: str = "") -> None:
         """Deletes the unwanted steps in one folder, ``but`` one directory; a failure is only logged."""

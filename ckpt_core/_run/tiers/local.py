@@ -354,7 +354,7 @@ class LocalTier:
                 self._copier.copy(step, save.token)
             kept |= complete.keys() & {self._protected, self._copied}
         self.complete = {one: complete[one] for one in kept}
-        self._folders.retain(kept, save.job.target, self._peers.sources)
+        self._folders.retain(kept, step, self._peers.sources)
 
     def restore(
         self, step: int, load: Callable[[_load.Opening], RestoredStep]
