@@ -4,6 +4,7 @@ the same calls.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import operator
@@ -49,14 +50,14 @@ def restore_latest(
     loaded, or with ``strict_latest`` not the newest.
     """
     _begin(run)
-    directory, alone = run.steps.directory, run.steps.processes.count == 1
+    directory, local, alone = run.steps.directory, run.local, run.steps.processes.count == 1
 
     def list_steps() -> list[int]:
         return run.steps.on_first("go through the steps", lambda: _candidates(run))
 
     for look in range(_LOOKS):
         steps, misfit, stray = list_steps(), None, None
-        newer = _newer_of_another_number(run, max(steps, default=-1))
+        newer = local.newer_of_another_number(max(steps, default=-1)) if local else ""
         if newer and strict_latest:
             raise CheckpointError(newer)
         failures: list[tuple[int, CheckpointError]] = []
@@ -64,7 +65,7 @@ def restore_latest(
             for step in reversed(steps):
                 try:
                     restored = _restore(run, step, targets, request, by_number=False)
-                    if newer := _newer_of_another_number(run, step) or misfit:
+                    if local and (newer := local.newer_of_another_number(step) or misfit):
                         _warn(f"step {step} is restored, and not the newest: {newer}")
                     return restored
                 except Misfit as error:
@@ -127,11 +128,6 @@ def _candidates(run: Run) -> list[int]:
         run.local.refuse_older(max(found, default=-1))
         run.refuse_lost_run()
     return found
-
-
-def _newer_of_another_number(run: Run, step: int) -> str:
-    """What is said of the newest local step of another number of processes, if it is newer than this one."""
-    return "" if run.local is None else run.local.newer_of_another_number(step)
 
 
 def restore(
@@ -366,7 +362,13 @@ def _remove(run: Run, step: int, *, newer: bool) -> dict[str, Any]:
         # only where all processes know of the failure, so that all go on from the same trail
         alone = run.steps.processes.count == 1
         agree = isinstance(error, Exception) and (alone or agreed_kind(error))
-        if agree and run.steps.on_first("look for steps", lambda: run.have(removed)):
+
+        def stand() -> bool:
+            with contextlib.suppress(OSError, CheckpointError):
+                return removed <= {*run.all()}
+            return False
+
+        if agree and run.steps.on_first("look for steps", stand):
             absent = isinstance(error, CheckpointNotFound)  # raised before anything was changed
             run.trail = before if absent else replace(before, lineage="")
         raise

@@ -422,7 +422,7 @@ class SaveGuard:
             # Without a persistent copy an older local one is all that there is, and still counts.
             run = steps.run_file()
             marked = run.overwritten(step, self.token)
-            if run.name and marked != run and steps.has(step):
+            if run.name and marked != run and steps.look().has(step):
                 steps.backend.put(steps.directory, RUN_FILE, marked.dump())
         elif steps.local and steps.backend.exists(self.path):
             listing = steps.look()

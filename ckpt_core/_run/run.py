@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -156,7 +156,7 @@ class Run:
         if self.local is None:
             return False
         settle_all(self.slots[-1:])  # it may be on its way
-        return self.steps.on_first("look for a step", lambda: not self.steps.has(step))
+        return self.steps.on_first("look for a step", lambda: not self.steps.look().has(step))
 
     def _without_removed(self, trail: Trail, step: int) -> Trail:
         """The trail without its steps from a number on, if somebody removed them all. Several processes do not ask."""
@@ -359,12 +359,6 @@ class Run:
         """Every step that is complete in at least one tier, ascending."""
         return sorted({*self.local_steps(), *self.steps.all()})
 
-    def have(self, steps: Collection[int]) -> bool:
-        """Whether all of these steps are there; False if that cannot be known."""
-        with contextlib.suppress(OSError, CheckpointError):
-            return {*steps} <= {*self.all()}
-        return False
-
     def refuse_lost_run(self) -> None:
         """Before a first save: raises CheckpointCorrupt if no step is left of those that the run had."""
         if self.local is not None:
@@ -373,7 +367,7 @@ class Run:
     def refuse_unread(self, step: int) -> None:
         """Raises why a step that is in no other place cannot be read from the local directories, if something is known."""
         local = self.local
-        if local and step not in local.complete and not self.steps.has(step):
+        if local and step not in local.complete and not self.steps.look().has(step):
             local.refuse_unread(step)
 
     def latest(self) -> int | None:

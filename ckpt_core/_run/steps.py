@@ -195,10 +195,6 @@ class Steps:
         newest_first = sorted(listing.names, reverse=True)  # usually the first one is committed
         return next(filter(listing.has, newest_first), None)
 
-    def has(self, step: int) -> bool:
-        """Whether a step of this number is committed, under any of its possible names."""
-        return self.look().has(step)
-
     def new_path(self, step: int) -> str:
         """The path to which a new step of this number is written."""
         return f"{self.directory}/{self.names.name(step)}"
@@ -378,7 +374,7 @@ class Following:
                 path = f"{self.steps.directory}/{names[0]}/{orbax_write.STEP_METADATA}"
                 self._wanted.enter_context(reading(path, b""))
             except FileNotFoundError:  # deleted meanwhile, or a step of Orbax without that file
-                return self.steps.has(step)
+                return self.steps.look().has(step)
         return True
 
     def end(self) -> None:
