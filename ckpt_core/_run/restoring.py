@@ -1,6 +1,4 @@
-"""Restores steps of a run, and removes steps from all its tiers: one, or all that are newer than one. All processes make
-the same calls.
-"""
+"""Restores steps of a run, and removes steps from all its tiers; all processes make the same calls."""
 
 from __future__ import annotations
 
@@ -191,9 +189,8 @@ def _from_tiers(
     run: Run, step: int, local_first: bool, read: Reads, *, by_number: bool
 ) -> tuple[RestoredStep, str]:
     """What ``read`` makes of a step in the tier that counts, else in the other; also gives the token of the save.
-    ``local_first``: the local one counts, as process 0 sees it. CheckpointCorrupt: every copy is damaged;
-    CheckpointError: only the local directories have it, and not for these shardings; OSError: this process could not
-    read it, which is no damage.
+    CheckpointCorrupt: every copy is damaged; CheckpointError: only the local directories have it, and not for these
+    shardings; OSError: this process could not read it, which is no damage.
     """
     local, steps, alone = run.local, run.steps, run.steps.processes.count == 1
     failed: CheckpointError | OSError | None = None

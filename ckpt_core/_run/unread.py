@@ -26,9 +26,8 @@ _ARGUMENTS = ("metrics", "metadata", "options")  # of calls: no items can be pas
 
 @dataclass
 class UnreadValues:
-    """Results of the last restore that nobody read, and items that it left out. The identity of a saved object tells
-    nothing, as loops update their state; but if a restored value was never read, what is saved under its name cannot
-    derive from it.
+    """Results of the last restore that nobody read, and items that it left out: what is saved under the name of a value that
+    was never read cannot derive from it.
     """
 
     _step: int | None = None

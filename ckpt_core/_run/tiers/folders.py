@@ -363,8 +363,7 @@ class Folders:
 
     def discard_leftovers(self, *, of_others: bool) -> None:
         """Deletes the folders that dead processes left beside this one: of this number, or ``of_others``, with steps that
-        count until all have committed a newer one. Live ones take part in this save, and hold the locks of their owner
-        files.
+        count until all have committed a newer one. Live ones hold the locks of their owner files.
         """
         locks_work = is_locked(f"{self.path}/{OWNER_FILE}")
         with _undeleted(self.root):  # first: who deletes steps makes a folder look used

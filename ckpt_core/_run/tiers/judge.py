@@ -268,9 +268,8 @@ CopyState = Literal["idle", "busy", "done"]
 
 
 def judge_copies(reports: Sequence[Any]) -> tuple[bool, bool]:
-    """On process 0, from ``[state, step, token]`` of each: whether the step to be saved is copied, and whether all have
-    copied the step that they report. All copy the same, so that one step has copies of all parts: while one copies, none
-    begins.
+    """On process 0, from ``[state, step, token]`` of each: whether the step to be saved is copied (while one copies, none
+    begins, so that one step has copies of all parts), and whether all have copied the step that they report.
     """
     states = {state for state, _, _ in reports}
     return "busy" not in states, states == {"done"} and len({*map(tuple, reports)}) == 1
@@ -290,8 +289,7 @@ Cause = Literal["room", "machine", "disk", ""]
 def cause_of(error: BaseException) -> Cause:
     """What an error of the system says of this machine: ``"room"`` (nothing can be written), ``"machine"`` (too few
     descriptors, no memory, no permission, no answer: no other copy would help) or ``"disk"`` (another copy may help).
-    Only ``""`` may say something of what was saved: no error of the system, or one that tells what lies there (no file, a
-    directory).
+    Only ``""`` may say something of what was saved: no error of the system, or that no file lies there.
     """
     if not isinstance(error, OSError) or error.errno is None or error.errno in _OF_THE_FILES:
         return ""

@@ -265,9 +265,8 @@ class LocalTier:
         return open_part
 
     def _fetch_lost(self, step: int, whole: WholeStep) -> None:
-        """Gets this process's part of a step, which it lacks or which is damaged, from the sources on which all agreed
-        before; the others only serve files. Raises CheckpointNotFound if it may not be brought here, else what
-        ``fetch_first`` does.
+        """Gets this process's part of a step, which it lacks or which is damaged; the others only serve files. Raises
+        CheckpointNotFound if it may not be brought here, else what ``fetch_first`` does.
         """
         mine, target = self._processes.index, self._folders.own_target(step)
         lost = f"the part of process {mine} of step {step} is lost or damaged in its local directory, and could not be fetched"
@@ -338,9 +337,8 @@ class LocalTier:
         return save, save_and_retain
 
     def _retain(self, save: LocalSave, step: int) -> None:
-        """Keeps the newest complete steps and the saved one, which it begins to copy if all agreed, and deletes other
-        parts here. With partners it also keeps the newest step that all have copied, and the one that they copy: after
-        the loss of a host only a copy is of use.
+        """Keeps the newest complete steps and the saved one, and deletes other parts here. With partners it also keeps the
+        newest step that all have copied, and the one that they copy: after the loss of a host only a copy is of use.
         """
         complete = {**self.complete, step: save.token}
         kept = {step, *sorted(complete)[-self._steps.options.local_max_to_keep :]}

@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ckpt_core._directory import SECRET_FILE, make_secret, read_secret, this_machine, this_network
@@ -76,20 +76,17 @@ class Peers:
     machines: tuple[str, ...] = ()  # on process 0: that of each process
     copies: bool = False  # whether each process has a partner, which keeps copies of its parts
     sources: tuple[int, ...] = ()  # the processes that have this one as partner
-    _found: dict[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
 
     def find(self, process: int) -> tuple[str, int]:
-        """Address and port of a process, asked of the service once; port 0: it serves nothing. ConnectionError: it has ended."""
-        if process not in self._found:
-            try:
-                text = self.processes.get(f"{self.folder}/{process}/address")
-            except BarrierTimeout as error:
-                raise ConnectionError(str(error)) from error
-            if text is None:
-                raise ConnectionError(f"process {process} has ended")
-            address, port = json.loads(text)
-            self._found[process] = address, port
-        return self._found[process]
+        """Address and port of a process; port 0: it serves nothing. ConnectionError: it has ended."""
+        try:
+            text = self.processes.get(f"{self.folder}/{process}/address")
+        except BarrierTimeout as error:
+            raise ConnectionError(str(error)) from error
+        if text is None:
+            raise ConnectionError(f"process {process} has ended")
+        address, port = json.loads(text)
+        return address, port
 
     def connect(self, process: int) -> Connection:
         """A connection to a process; ConnectionError if it serves nothing."""
@@ -121,8 +118,8 @@ class Table:
         self._read = ("", "")  # the newest table, and the row of it that this process has read
 
     def publish(self, rows: list[str]) -> str:
-        """On process 0, as it decides: the name of the table for the answer; empty if all rows are. Equal rows stay;
-        others take their place, as each process has read its row before it sends a value for this decision.
+        """On process 0: the name of the table for the answer; empty if all rows are. Each process has read its row of the
+        table before when it sends a value for this decision.
         """
         if not any(rows):
             return ""
@@ -159,9 +156,8 @@ def heard_when_they_meet(processes: Processes, call: str = _CALL) -> Generator[N
 def exchange_addresses(
     processes: Processes, options: Options, served: ServedParts, directory: str | None = None
 ) -> Peers:
-    """Starts this process's server and tells where it is; all processes must call it. The answer is short, whatever their
-    number: others are asked where they serve when something is fetched. The secret is in ``directory``, where process 0
-    has made it. CheckpointError: they have no secret in common, or ``Options.partners`` of one gave no other process.
+    """Starts this process's server and tells where it is; all processes must call it. The secret is in ``directory``, where
+    process 0 has made it. CheckpointError: they have no secret in common, or one has no partner.
     """
     machine, machines = _name(this_machine()), list[str]()
     if processes.count == 1:
@@ -315,9 +311,8 @@ def bring(key: Key, pieces: Pieces, target: Target) -> None:
 def fetch_first(
     save: tuple[int, str], sources: Sequence[Source], peers: Peers, target: Target, what: str
 ) -> tuple[Source, list[str]]:
-    """Brings a part from the first source that gives it, another process or another folder here; also gives what the ones
-    before answered. CheckpointCorrupt: none has it whole; OSError: it cannot be written here, or one could not be asked,
-    or read it.
+    """Brings a part from the first source that gives it; also gives what the ones before answered. CheckpointCorrupt: none
+    has it whole; OSError: it cannot be written here, or one could not be asked, or read it.
     """
     failures: list[str] = []
     refused: OSError | None = None

@@ -101,9 +101,8 @@ def groups_of(digests: Sequence[str], with_states: bool) -> list[list[int]]:
 
 
 def combine_offers(offers: Sequence[Sequence[Any]], groups: Table, partners: bool) -> list[Any]:
-    """On process 0: the answer to what all offered in agreement 1 (token, digest, whether it sends states, and the report
-    for ``judge_copies``), the same to all: the token that all have, where each finds its group, and what ``judge_copies``
-    says.
+    """On process 0: the answer to what all offered (token, digest, whether it sends states, and the report for
+    ``judge_copies``): the token that all have, where each finds its group, and what ``judge_copies`` says.
     """
     rows, digests = [""] * len(offers), [digest for _, digest, *_ in offers]
     for group in groups_of(digests, any(sends for _, _, sends, _ in offers)):
