@@ -45,8 +45,7 @@ class SaveDecision:
         self._save_now = save_now
         self._newest_on_disk = newest_on_disk
         self._by_step = bool(getattr(policy, "by_step", False))
-        self._agree = self._processes.count > 1 and not self._by_step
-        if self._agree:
+        if not self._by_step:  # else a process may open a run alone
             self._together = steps.round("decide whether to save a step")
         self._last: tuple[int, bool] | None = None
         self._newest: int | None = _NOT_LOOKED
@@ -54,26 +53,21 @@ class SaveDecision:
 
     def wants(self, step: int, saving: bool) -> bool:
         """Whether the policy wants this step; with several processes, all must call it."""
-        if self._agree and self._last is not None and self._last[0] == step:
+        agreed = self._processes.count > 1 and not self._by_step
+        if agreed and self._last is not None and self._last[0] == step:
             return self._last[1]  # process 0 has already decided about this step
         # before the policy, which may raise in one process alone
         asked = self._save_now is not None and self._save_now.asks(step)
-        # A listing that fails in one process must not keep that one out of a call that the others make.
-        if self._newest == _NOT_LOOKED and not self._agree and not self._by_step:
-            self._newest = self._newest_on_disk()
         context = when.SaveContext(
             newest_step=None if self._newest == _NOT_LOOKED else self._newest,
             secs_since_save=time.monotonic() - self._last_save_secs,
             saving=saving,
             preempted=(self._listens or not self._by_step) and self._preemption.wants(step),
         )
-        if self._agree:
-            wanted = self._agreed(step, context)
-        else:
-            wanted = bool(self._policy(step, context))
-        wanted = wanted or asked
+        decide = self._policy if self._by_step else self._agreed
+        wanted = bool(decide(step, context)) or asked
         self._last = (step, wanted)
-        if self._listens and not self._agree:
+        if self._listens:
             self._preemption.decided(wanted, context.preempted)
         return wanted
 

@@ -277,7 +277,7 @@ def _none_loads(directory: str, failures: list[tuple[int, CheckpointError]]) -> 
 
 
 def load(run: Run, step: int, like: Any, item: str | None, arguments: dict[str, Any]) -> Any:
-    """The saved tree of one step, from the tier that ``Tiers.open`` takes; raises what ``restore`` does."""
+    """The saved tree of one step, from the tier that ``Run.open`` takes; raises what ``restore`` does."""
     arguments.setdefault("options", run.steps.options)
     request = _load.request_from("load", like, arguments)
     step = check_step(step)

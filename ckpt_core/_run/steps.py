@@ -287,7 +287,7 @@ class RunSteps(Steps):
 
     def on_first(self, call: str, work: Callable[[], Any]) -> Any:
         """The result of ``work``, plain JSON values, which process 0 runs; if it fails, every process raises."""
-        return self.round(call).first(work)
+        return self.processes.round(call, self.options.timeout_secs).first(work)
 
 
 def open_run(

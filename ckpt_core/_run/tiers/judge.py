@@ -238,19 +238,14 @@ def choose_partner(partners: Partners, index: int, count: int) -> ChosenPartner:
 
 def all_partners(chosen: Sequence[ChosenPartner], machines: Sequence[str]) -> list[int | None]:
     """For each process, who keeps its copies: in the same place on the next machine; on one machine, the next process."""
-    count, of_machine, places = len(chosen), dict[str, list[int]](), list[int]()
+    of_machine, following = dict[str, list[int]](), dict[int, int]()
     for index, machine in enumerate(machines):
-        theirs = of_machine.setdefault(machine, [])
-        places.append(len(theirs))
-        theirs.append(index)
-    ordered = list(of_machine)
-    following = dict(zip(ordered, ordered[1:] + ordered[:1], strict=True))
-
-    def on_next_machine(index: int) -> int:
-        theirs = of_machine[following[machines[index]]]
-        return (index + 1) % count if len(ordered) == 1 else theirs[places[index] % len(theirs)]
-
-    return [on_next_machine(n) if one == "host" else one for n, one in enumerate(chosen)]
+        of_machine.setdefault(machine, []).append(index)
+    groups = [*of_machine.values()]
+    for theirs, others in zip(groups, groups[1:] + groups[:1], strict=True):
+        for place, index in enumerate(theirs):
+            following[index] = others[(place + (len(groups) == 1)) % len(others)]
+    return [following[n] if one == "host" else one for n, one in enumerate(chosen)]
 
 
 def inverted(partners: Sequence[int | None]) -> list[list[int]]:
