@@ -14,7 +14,7 @@ from ckpt_core._operation import logger
 from ckpt_core._options import Options, checked_options, of_local_steps, unknown_argument
 from ckpt_core._results import CheckpointInfo, RestoredStep, html_of_directory
 from ckpt_core._run import restoring
-from ckpt_core._run.in_flight import Turns, in_turn, raise_failures, settle_all, wait_for_others
+from ckpt_core._run.in_flight import Turns, in_turn, raise_failures, wait_and_raise, wait_for_others
 from ckpt_core._run.policies import choose_keep_policy, choose_save_policy, keep, when
 from ckpt_core._run.run import Run
 from ckpt_core._run.steps import open_run
@@ -237,7 +237,7 @@ class Checkpointer:
         """
         if type(strict_latest) is not bool:
             check_flags(strict_latest=strict_latest)
-        settle_all(self._run.slots)
+        wait_and_raise(self._run.slots)
         options = options or self._run.steps.options
         request = make_request(only, rename, cast, missing, unexpected, options, static=static)
         targets = collect_targets(state, items, targets)
@@ -269,7 +269,7 @@ class Checkpointer:
         Restoring an older step only to compare is safe: a save of a number beyond the newest step that
         this Checkpointer restored or saved continues from that one.
         """
-        settle_all(self._run.slots)
+        wait_and_raise(self._run.slots)
         options = options or self._run.steps.options
         request = make_request(
             only, rename, cast, missing, unexpected, options, rules=rules, static=static
@@ -282,7 +282,7 @@ class Checkpointer:
         self, step: int, like: Any = None, /, *, item: str | None = None, **arguments: Any
     ) -> Any:
         """The saved tree of one step, as a new object; see ``ckpt_core.load``."""
-        settle_all(self._run.slots)
+        wait_and_raise(self._run.slots)
         self._at_rest(step)
         return restoring.load(self._run, step, like, item, arguments)
 
@@ -407,7 +407,7 @@ class Checkpointer:
             GraceExceeded: the run was asked to stop, and ``Options.grace_secs`` have passed.
             Exception: the error of a failed save, with its own type.
         """
-        settle_all(self._run.slots, self._run.preemption.secs_left)
+        wait_and_raise(self._run.slots, self._run.preemption.secs_left)
 
     @in_turn
     def close(self) -> None:

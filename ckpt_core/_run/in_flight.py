@@ -41,7 +41,7 @@ def refuse_if_running(saves: Sequence[SaveSlot], together: Round) -> None:
         )
 
 
-def settle_all(
+def wait_and_raise(
     saves: Sequence[SaveSlot], secs_left: Callable[[], float | None] = lambda: None
 ) -> None:
     """Blocks until every save has ended; raises an error that no caller has received yet."""

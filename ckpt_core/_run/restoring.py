@@ -24,7 +24,7 @@ from ckpt_core._operation import logger
 from ckpt_core._results import RestoredStep
 from ckpt_core._run import history
 from ckpt_core._run.history import Identity, Trail
-from ckpt_core._run.in_flight import settle_all
+from ckpt_core._run.in_flight import wait_and_raise
 from ckpt_core._run.run import Run
 from ckpt_core._run.run_file import parse_run_file
 from ckpt_core._run.steps import Listing, stray_text
@@ -312,8 +312,10 @@ def rollback_to(run: Run, step: int) -> list[int]:
     """Deletes every step newer than ``step``; returns them."""
     run.refuse_unless_open("rollback_to")
     step = check_step(step)
-    settle_all(run.slots)  # a running save ends with retention
-    local = set[int]() if run.local is None else {one for one in run.local.standing if one > step}
+    wait_and_raise(run.slots)  # a running save ends with retention
+    local = (
+        set[int]() if run.local is None else {one for one in run.local.taken_steps if one > step}
+    )
     said = _remove(run, step, newer=True)
     return sorted({*said["gone"], *local})  # also those that could not be read
 
@@ -322,7 +324,7 @@ def _remove(run: Run, step: int, *, newer: bool) -> dict[str, Any]:
     """Removes a step, or all ``newer`` ones: the persistent copies on process 0, then on each process the local ones. Nothing
     changes before all have announced the same call. Gives what ``Disk`` does.
     """
-    settle_all(run.slots)
+    wait_and_raise(run.slots)
     before, local = run.apply_outcomes(), run.local
     together = run.steps.round(f"{'roll back to' if newer else 'delete'} step {step}")
     there = together.decide("", lambda _: json.dumps(run.all()))

@@ -30,7 +30,7 @@ from ckpt_core._run.history import Changes, Identity, SaveRequest, Trail
 from ckpt_core._run.in_flight import (
     SaveSlot,
     refuse_if_running,
-    settle_all,
+    wait_and_raise,
     wait_for_all,
 )
 from ckpt_core._run.lease import Lease
@@ -137,7 +137,7 @@ class Run:
         to_wait_for = self.slots if in_all else self.slots[:1]
         if self.steps.options.on_pending == "fail":
             refuse_if_running(to_wait_for, self.steps.round("look for a running save"))
-        settle_all(to_wait_for)
+        wait_and_raise(to_wait_for)
         request = SaveRequest(step, overwrite, force, not self.listed)
         changes = self._change_steps(request, replaces_local)
         self._start(items, fields, request, changes, persists or changes.persistent_first)
@@ -155,7 +155,7 @@ class Run:
         """Whether a step that was saved is in no tier but the local one; all processes must call it."""
         if self.local is None:
             return False
-        settle_all(self.slots[-1:])  # it may be on its way
+        wait_and_raise(self.slots[-1:])  # it may be on its way
         return self.steps.on_first("look for a step", lambda: not self.steps.look().has(step))
 
     def _without_removed(self, trail: Trail, step: int) -> Trail:
@@ -190,7 +190,7 @@ class Run:
             if begins:
                 self.disk.lease.claim()
                 self.refuse_lost_run()
-            held = local.standing if branches and local is not None else ()
+            held = local.taken_steps if branches and local is not None else ()
             drawn = secrets.token_hex(8) if branches else ""
             return self.disk.make_room(trail, request, drawn, held, begins=begins)
 
@@ -257,7 +257,7 @@ class Run:
                 saves[0].refuse(error)
             raise
         if not self._asynchronous:
-            settle_all(self.slots)
+            wait_and_raise(self.slots)
 
     def _write_locally(
         self,
@@ -386,7 +386,7 @@ class Run:
         """The metrics of every step that is neither damaged nor gone; OSError or NewerFormat if one cannot be read now."""
         local = self.local_steps()
         if self.local is not None:
-            for step in {*self.local.standing, MAX_STEP}:
+            for step in {*self.local.taken_steps, MAX_STEP}:
                 self.refuse_unread(step)
         listing = self.steps.look()
         every = (self.steps.facts(step, listing) for step in listing.committed())

@@ -302,7 +302,7 @@ def open_run(
     return RunSteps(path, local, backend, names, options, processes=processes, read_only=read_only)
 
 
-def find_run(steps: RunSteps, *, make: bool) -> RunFile:
+def agree_on_run_file(steps: RunSteps, *, make: bool) -> RunFile:
     """The run file, as process 0 sees it; all processes must call it. With ``make`` a run gets a name, and several
     processes the file of their secret. Local steps are found by that name alone, so those of another run in the same
     local directory are never restored: of one whose persistent directory was deleted, or of which this one is a copy.

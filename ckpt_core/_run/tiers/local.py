@@ -27,7 +27,7 @@ from ckpt_core._results import RestoredStep
 from ckpt_core._run.history import Identity, Saves
 from ckpt_core._run.in_flight import SaveSlot, wait_for_others
 from ckpt_core._run.run_file import RunFile
-from ckpt_core._run.steps import RunSteps, find_run, saved_by
+from ckpt_core._run.steps import RunSteps, agree_on_run_file, saved_by
 from ckpt_core._run.tiers.ended import name_other_runs
 from ckpt_core._run.tiers.folders import Folders, folder_of, local_root
 from ckpt_core._run.tiers.judge import (
@@ -43,7 +43,12 @@ from ckpt_core._run.tiers.judge import (
     unread_of,
     vote,
 )
-from ckpt_core._run.tiers.peers import Table, exchange_addresses, fetch_first, heard_when_they_meet
+from ckpt_core._run.tiers.peers import (
+    Table,
+    exchange_addresses,
+    fetch_first,
+    report_failure_at_next_agreement,
+)
 from ckpt_core._run.tiers.save import Copier, LocalSave
 from ckpt_core._save import RecordFields, SaveJob
 from ckpt_core._saved import NativeCheckpoint
@@ -60,8 +65,8 @@ def open_local(given: str | os.PathLike[str], steps: RunSteps) -> LocalTier:
         if processes.count == 1:
             raise
         refusal = error  # the others are about to find the run, and to meet
-    run = find_run(steps, make=not steps.read_only and refusal is None)
-    with heard_when_they_meet(processes):
+    run = agree_on_run_file(steps, make=not steps.read_only and refusal is None)
+    with report_failure_at_next_agreement(processes):
         if refusal is not None:
             raise refusal
         folders = Folders(folder_of(run, root, steps.directory), steps)
@@ -104,7 +109,7 @@ class LocalTier:
             name_other_runs(root, run.name, steps.directory)
 
     @property
-    def standing(self) -> set[int]:
+    def taken_steps(self) -> set[int]:
         """The complete steps, and those that could not be read: no save begins in their place."""
         return {*self.complete, *self._found.unread} - {MAX_STEP}
 
@@ -180,7 +185,7 @@ class LocalTier:
 
     def begin_restore(self) -> None:
         """Looks anew, as process 0 sees the run now, and claims the folders of a writer; all processes must call it."""
-        self._use(find_run(self._steps, make=False))
+        self._use(agree_on_run_file(self._steps, make=False))
         if not self._steps.read_only:
             self.claim()
         self.look()
@@ -221,7 +226,7 @@ class LocalTier:
     def look(self) -> None:
         """Lists the parts that each process sees; all agree on the steps that every one has or can get."""
         call = "look at the local steps"
-        with heard_when_they_meet(self._processes, call):
+        with report_failure_at_next_agreement(self._processes, call):
             places, unread, counts = self._folders.look(self._run)
         parts, serves = [place.seen for place in places], self._peers.server is not None
         seen = LocalParts(parts, not self._steps.read_only, serves, unread, counts)

@@ -142,7 +142,7 @@ class Table:
 
 
 @contextlib.contextmanager
-def heard_when_they_meet(processes: Processes, call: str = _CALL) -> Generator[None]:
+def report_failure_at_next_agreement(processes: Processes, call: str = _CALL) -> Generator[None]:
     """If the block raises, all others raise in the agreement ``call`` that comes next, and do not wait for this process."""
     try:
         yield
