@@ -36,7 +36,7 @@ from ckpt_core._operation import Event, logger, tell
 from ckpt_core._run.lease import OWNER_FILE, Lease, is_abandoned
 from ckpt_core._run.run_file import RunFile
 from ckpt_core._run.steps import RunSteps, Steps
-from ckpt_core._run.tiers.judge import Seen, State, UnreadableStep, is_unread
+from ckpt_core._run.tiers.judge import Seen, State, Unreadable, is_unread
 from ckpt_core._saved import Checkpoint, NativeCheckpoint
 from ckpt_core._verify import verify
 
@@ -102,7 +102,7 @@ class Folders:
         self.own = Steps(self.path, True, self.backend, steps.names)  # of each a part
         self._persistent = steps.directory
         self.lease = self._lease(self.path)
-        self._unread: dict[int, UnreadableStep] = {}  # what the last look could not read
+        self._unread: dict[int, Unreadable] = {}  # what the last look could not read
         # Step and token of own parts that are left out -> whether damaged or unread, and what was found.
         self.left_out: dict[tuple[int, str], tuple[State, str]] = {}
         self.root = root
@@ -110,9 +110,9 @@ class Folders:
         self._leases_of_others: list[Lease] = []
         self._use = _use(root)
 
-    def look(self, run: RunFile) -> tuple[list[Place], list[UnreadableStep], list[tuple[int, int]]]:
+    def look(self, run: RunFile) -> tuple[list[Place], list[Unreadable], list[tuple[int, int]]]:
         """The readable parts that count, the own ones first; what is not read, but may be sound; steps of other numbers."""
-        unread, counts, found = dict[int, UnreadableStep](), dict[int, int](), list[Place]()
+        unread, counts, found = dict[int, Unreadable](), dict[int, int](), list[Place]()
         for steps, step, opened in self._opened(unread):
             record, alone = opened.record, _part_of(steps)
             part, order = record.part or alone, run.order(step, record.token)
@@ -131,7 +131,7 @@ class Folders:
 
     def find(self, key: Key) -> list[str] | None:
         """The files of a part that lies here or beside it, a ``ServedParts``; OSError if some cannot be read now."""
-        unread = dict[int, UnreadableStep]()
+        unread = dict[int, Unreadable]()
         for steps, _, opened in self._opened(unread, key.step):
             record = opened.record
             if record.token != key.token or (steps is self.own and key[:2] in self.left_out):
@@ -165,7 +165,7 @@ class Folders:
     @contextlib.contextmanager
     def _noting(
         self,
-        unread: dict[int, UnreadableStep],
+        unread: dict[int, Unreadable],
         path: str,
         step: int = MAX_STEP,
         *,
@@ -185,11 +185,11 @@ class Folders:
             forbidden = of_others and number in (errno.EACCES, errno.EPERM)
             if (step == MAX_STEP or is_unread(error)) and not forbidden:
                 unread.setdefault(
-                    step, UnreadableStep(step, number or 0, why[:_MOST_TEXT], self._index)
+                    step, Unreadable(step, number or 0, why[:_MOST_TEXT], self._index)
                 )
 
     def _opened(
-        self, unread: dict[int, UnreadableStep], only: int | None = None
+        self, unread: dict[int, Unreadable], only: int | None = None
     ) -> Iterator[tuple[Steps, int, NativeCheckpoint]]:
         """The readable parts of all steps, or ``only`` one, here, then beside it; notes others in ``unread``."""
         others = list[str]()
@@ -204,7 +204,7 @@ class Folders:
                         yield steps, step, opened
 
     def _opened_in(
-        self, steps: Steps, unread: dict[int, UnreadableStep], only: int | None
+        self, steps: Steps, unread: dict[int, Unreadable], only: int | None
     ) -> Iterator[tuple[int, NativeCheckpoint]]:
         listing = steps.look()
         for step, among in listing.names.items():

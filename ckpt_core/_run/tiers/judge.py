@@ -43,7 +43,7 @@ class Seen(NamedTuple):
     continues: bool = False  # the save continued another one, which was whole then
 
 
-class UnreadableStep(NamedTuple):
+class Unreadable(NamedTuple):
     """A step that a process could not read, though nothing says that it is damaged."""
 
     step: int  # ``MAX_STEP`` if a folder could not be listed
@@ -66,7 +66,7 @@ class LocalParts:
     parts: Sequence[Seen]
     fetches: bool  # whether it would write parts that it lacks; not if it is read-only
     serves: bool = True  # whether others can fetch from it
-    unread: Sequence[UnreadableStep] = ()
+    unread: Sequence[Unreadable] = ()
     counts: Sequence[tuple[int, int]] = ()  # steps of other numbers of processes, and how many
 
     def dump(self) -> str:
@@ -82,7 +82,7 @@ class LocalParts:
             Seen(step, token, (position, count), writer, parse_runs(serves), *rest)
             for step, token, (position, count), writer, serves, *rest in parts
         ]
-        return LocalParts(seen, fetches, serves, [UnreadableStep(*one) for one in unread], counts)
+        return LocalParts(seen, fetches, serves, [Unreadable(*one) for one in unread], counts)
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Judgement:
     partial: dict[int, list[int]]
     # The newest partial one that continued another step: the run had steps, and not only a first save that never ended.
     lost: int | None = None
-    unread: dict[int, UnreadableStep] = field(default_factory=dict[int, UnreadableStep])
+    unread: dict[int, Unreadable] = field(default_factory=dict[int, Unreadable])
     # Steps that other numbers of processes saved, and how many: no process has a part of its own.
     counts: dict[int, int] = field(default_factory=dict[int, int])
 
@@ -138,7 +138,7 @@ class Judgement:
             )
             for step, token, twice in steps
         }
-        not_read = {one[0]: UnreadableStep(*one) for one in unread}
+        not_read = {one[0]: Unreadable(*one) for one in unread}
         return Judgement(here, dict(partial), lost, not_read, dict(counts))
 
 
