@@ -14,7 +14,7 @@ from ckpt_core._operation import logger
 from ckpt_core._options import Options, checked_options, of_local_steps, unknown_argument
 from ckpt_core._results import CheckpointInfo, RestoredStep, html_of_directory
 from ckpt_core._run import restoring
-from ckpt_core._run.in_flight import Turns, in_turn, raise_failures, wait_and_raise, wait_for_others
+from ckpt_core._run.in_flight import in_turn, raise_failures, wait_and_raise, wait_for_others
 from ckpt_core._run.policies import choose_keep_policy, choose_save_policy, keep, when
 from ckpt_core._run.run import Run
 from ckpt_core._run.steps import open_run
@@ -122,7 +122,6 @@ class Checkpointer:
                 steps.directory,
                 ", ".join(unused),
             )
-        self._turns = Turns(steps.directory, self._run.slots, steps.options.timeout_secs)
         self._best = best_metric, best_mode
 
     @in_turn

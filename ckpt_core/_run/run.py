@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -87,6 +88,8 @@ class Run:
         self.links = Links()
         self._stagings = [Staging(options.max_host_bytes) for _ in self.slots]
         self.closed = False
+        # An RLock is implemented in C: a signal handler cannot interrupt its acquire or release.
+        self.lock, self.doing = threading.RLock(), ""  # and the name of the call that holds it
         # Where this writer stands. What the threads of its saves find out is added at the next call.
         self.trail = Trail()
         self._outcomes: deque[Callable[[Trail], Trail]] = deque()
