@@ -357,7 +357,8 @@ def _remove(run: Run, step: int, *, newer: bool) -> dict[str, Any]:
             left = parse_run_file(said["run"].encode(), run.steps.directory)
             local.delete(left, functools.partial(operator.lt if newer else operator.eq, step))
     except BaseException as error:
-        run.forget_stale_local()
+        if local is not None:
+            local.forget_uncounted()
         # only where all processes know of the failure, so that all go on from the same trail
         alone = run.steps.processes.count == 1
         agree = isinstance(error, Exception) and (alone or agreed_kind(error))

@@ -200,7 +200,8 @@ class Run:
         try:
             (base, *rest), run, lineage = self.steps.on_first("make room for a step", make_room)
         except BaseException:
-            self.forget_stale_local()
+            if local is not None:
+                local.forget_uncounted()
             raise
         if lineage:
             if local is not None:
@@ -343,13 +344,6 @@ class Run:
                 self.disk.committed(history.saved(trail, identity, changes), step, changes)
 
         return self._persistent, save, write
-
-    def forget_stale_local(self) -> None:
-        """After a removal that failed or was interrupted: local steps that count no more are forgotten."""
-        if self.local is None:
-            return
-        with contextlib.suppress(OSError, CheckpointError):
-            self.local.forget(self.steps.run_file())
 
     def local_steps(self) -> Mapping[int, str]:
         """The complete local steps, as a reader sees them now, with the tokens of their saves."""

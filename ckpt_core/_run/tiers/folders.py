@@ -85,11 +85,8 @@ class Target(NamedTuple):
     token: str = ""  # of the save that lies there already
 
 
-class Place(NamedTuple):
-    """A part of a step, and where it is."""
-
-    seen: Seen  # what the other processes get to know of it
-    opened: NativeCheckpoint  # with its ckpt.json read
+FoundPart = tuple[Seen, NativeCheckpoint]
+"""What the other processes get to know of a part, and the part with its ckpt.json read."""
 
 
 class Folders:
@@ -110,9 +107,9 @@ class Folders:
         self._leases_of_others: list[Lease] = []
         self._use = _use(root)
 
-    def look(self, run: RunFile) -> tuple[list[Place], list[Unreadable], list[tuple[int, int]]]:
+    def look(self, run: RunFile) -> tuple[list[FoundPart], list[Unreadable], list[tuple[int, int]]]:
         """The readable parts that count, the own ones first; what is not read, but may be sound; steps of other numbers."""
-        unread, counts, found = dict[int, Unreadable](), dict[int, int](), list[Place]()
+        unread, counts, found = dict[int, Unreadable](), dict[int, int](), list[FoundPart]()
         for steps, step, opened in self._opened(unread):
             record, alone = opened.record, _part_of(steps)
             part, order = record.part or alone, run.order(step, record.token)
@@ -125,7 +122,7 @@ class Folders:
             mine = mine and contains(part.serves, self._index)
             if not (mine and (step, record.token) in self.left_out):
                 seen = Seen(step, record.token, order, part.writer, part.serves, mine, continues)
-                found.append(Place(seen, opened))
+                found.append((seen, opened))
         self._unread = unread
         return found, [*unread.values()], [*counts.items()]
 

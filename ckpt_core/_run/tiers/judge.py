@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
@@ -107,12 +107,6 @@ class Judgement:
     unread: dict[int, Unreadable] = field(default_factory=dict[int, Unreadable])
     # Steps that other numbers of processes saved, and how many: no process has a part of its own.
     counts: dict[int, int] = field(default_factory=dict[int, int])
-
-    def without(self, gone: Callable[[int], bool]) -> Judgement:
-        """The same, without what is said of steps that were deleted."""
-        unread = {step: one for step, one in self.unread.items() if not gone(step)}
-        counts = {step: count for step, count in self.counts.items() if not gone(step)}
-        return replace(self, unread=unread, counts=counts)
 
     def dump(self, count: int, publish: Callable[[list[str]], str]) -> str:
         """As text for ``parse``, short and the same for all; ``publish`` names a table with a row for each process."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shlex
@@ -207,15 +208,18 @@ class LocalTier:
                 str(left)[1:-1],
             )
         self.complete = {step: one for step, one in self.complete.items() if not gone(step)}
-        self._found = self._found.without(gone)
+        unread = {step: one for step, one in self._found.unread.items() if not gone(step)}
+        counts = {step: count for step, count in self._found.counts.items() if not gone(step)}
+        self._found = replace(self._found, unread=unread, counts=counts)
         self._copier.cancel()
         self._folders.delete(gone)
 
-    def forget(self, run: RunFile) -> None:
-        """Takes over which saves count, and deletes nothing: the next claim or look cleans up."""
-        self._use(run)
-        counting = {s: t for s, t in self.complete.items() if run.order(s, t) is not None}
-        self.complete = counting if run.name else self.complete
+    def forget_uncounted(self) -> None:
+        """After a removal that failed or was interrupted: forgets the steps that count no more, and deletes nothing."""
+        with contextlib.suppress(OSError, CheckpointError):
+            self._use(self._steps.run_file())
+            order, steps = self._run.order, self.complete.items()
+            self.complete = {s: token for s, token in steps if order(s, token) is not None}
 
     def refresh(self) -> None:
         """A reader alone looks again: its writer may have saved, left or replaced steps since."""
@@ -228,7 +232,7 @@ class LocalTier:
         call = "look at the local steps"
         with report_failure_at_next_agreement(self._processes, call):
             places, unread, counts = self._folders.look(self._run)
-        parts, serves = [place.seen for place in places], self._peers.server is not None
+        parts, serves = [seen for seen, _ in places], self._peers.server is not None
         seen = LocalParts(parts, not self._steps.read_only, serves, unread, counts)
 
         def judged(values: list[str]) -> str:
