@@ -316,7 +316,11 @@ class Checkpointer:
 
     def latest_step(self) -> int | None:
         """The newest committed step, or None; raises OSError if a newer one in a local directory cannot be read."""
-        return self._at_rest().newest()
+        run = self._at_rest()
+        newest = run.latest()
+        if run.local is not None:
+            run.local.refuse_older(-1 if newest is None else newest)
+        return newest
 
     def best_step(self) -> int | None:
         """The step with the best metric, in either tier, or None; needs ``best_metric``.

@@ -124,7 +124,7 @@ def _candidates(run: Run) -> list[int]:
     found = sorted({*listing.committed(), *local})
     if run.local is not None:
         run.local.refuse_older(max(found, default=-1))
-        run.refuse_lost_run()
+        run.local.refuse_lost_run(run.latest)
     return found
 
 

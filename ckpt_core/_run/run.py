@@ -192,7 +192,8 @@ class Run:
         def make_room() -> tuple[Changes, str, str]:
             if begins:
                 self.disk.lease.claim()
-                self.refuse_lost_run()
+                if local is not None:
+                    local.refuse_lost_run(self.latest)
             held = local.taken_steps if branches and local is not None else ()
             drawn = secrets.token_hex(8) if branches else ""
             return self.disk.make_room(trail, request, drawn, held, begins=begins)
@@ -356,11 +357,6 @@ class Run:
         """Every step that is complete in at least one tier, ascending."""
         return sorted({*self.local_steps(), *self.steps.all()})
 
-    def refuse_lost_run(self) -> None:
-        """Before a first save: raises CheckpointCorrupt if no step is left of those that the run had."""
-        if self.local is not None:
-            self.local.refuse_lost_run(self.latest)
-
     def refuse_unread(self, step: int) -> None:
         """Raises why a step that is in no other place cannot be read from the local directories, if something is known."""
         local = self.local
@@ -371,13 +367,6 @@ class Run:
         """The newest step that is complete in at least one tier, or None."""
         local, newest = self.local_steps(), self.steps.latest()
         return max([*local, *(() if newest is None else (newest,))], default=None)
-
-    def newest(self) -> int | None:
-        """The same for who goes on from it; raises what kept a process from reading a newer one, if anything did."""
-        newest = self.latest()
-        if self.local is not None:
-            self.local.refuse_older(-1 if newest is None else newest)
-        return newest
 
     def facts(self) -> list[keep.StepFacts]:
         """The metrics of every step that is neither damaged nor gone; OSError or NewerFormat if one cannot be read now."""
