@@ -332,13 +332,11 @@ class Disk:
 
     def _facts(self, step: int, listing: Listing) -> keep.StepFacts | None:
         """The policy's input for a step; cached, since thousands of steps may stay."""
-        facts = self._known.get(step)
-        if facts is None:
+        if step not in self._known:
             with contextlib.suppress(CheckpointError, OSError):  # what cannot be read stays
-                facts = self.steps.facts(step, listing)
-        if facts is not None:
-            self._known[step] = facts
-        return facts
+                if (facts := self.steps.facts(step, listing)) is not None:
+                    self._known[step] = facts
+        return self._known.get(step)
 
     def _kept(self, steps: list[int], listing: Listing, damaged: Set[int]) -> dict[int, str]:
         # A damaged step must not count as one of the ``max_to_keep``: no run can resume from it.

@@ -189,12 +189,10 @@ class Folders:
         self, unread: dict[int, Unreadable], only: int | None = None
     ) -> Iterator[tuple[Steps, int, NativeCheckpoint]]:
         """The readable parts of all steps, or ``only`` one, here, then beside it; notes others in ``unread``."""
-        others = list[str]()
+        beside = list[tuple[str, bool]]()
         with self._noting(unread, self.root):
-            others = self._beside()
-        others.sort(key=lambda name: _numbers(name)[1] != self._count)
-        beside = [f"{self.root}/{name}" for name in others[:_MOST_FOLDERS]]
-        for path in (self.path, *beside):
+            beside = self._beside()
+        for path, _ in ((self.path, False), *beside[:_MOST_FOLDERS]):
             with self._noting(unread, path, of_others=path != self.path):
                 for steps in self._steps_in(path):
                     for step, opened in self._opened_in(steps, unread, only):
@@ -214,16 +212,11 @@ class Folders:
                         found.append(steps.opened(name))
             yield from ((step, one) for one in found if isinstance(one, NativeCheckpoint))
 
-    def _beside(self) -> list[str]:
-        """Names of the folders of other processes, also of other numbers of them."""
-        mine = os.path.basename(self.path)
-        names = self.backend.children(self.root)
-        return sorted(name for name in names if FOLDER.fullmatch(name) and name != mine)
-
-    def _of_other_numbers(self) -> list[str]:
-        """Folders beside this one that another number of processes left."""
-        names = (name for name in self._beside() if _numbers(name)[1] != self._count)
-        return [f"{self.root}/{name}" for name in names]
+    def _beside(self) -> list[tuple[str, bool]]:
+        """The folders of other processes, and of each whether another number of them left it; those of this number first."""
+        names = sorted(filter(FOLDER.fullmatch, self.backend.children(self.root)))
+        found = [(f"{self.root}/{name}", _numbers(name)[1] != self._count) for name in names]
+        return sorted((one for one in found if one[0] != self.path), key=lambda one: one[1])
 
     def _steps_in(self, folder: str) -> list[Steps]:
         """The parts in a folder, and the copies that it has of others."""
@@ -257,9 +250,9 @@ class Folders:
         """
         try:
             self.lease.claim()
-            for other in self._of_other_numbers():
-                if is_locked(f"{other}/{OWNER_FILE}"):
-                    self._leases_of_others.append(self._lease(other))
+            for path, other in self._beside():
+                if other and is_locked(f"{path}/{OWNER_FILE}"):
+                    self._leases_of_others.append(self._lease(path))
                     self._leases_of_others[-1].claim()
         except OSError as error:
             logger.warning("%s could not be claimed for this run: %s", self.path, error)
@@ -321,7 +314,7 @@ class Folders:
 
     def _delete_of_other_numbers(self, unwanted: Callable[[int], bool]) -> None:
         with _undeleted(self.root):
-            for folder in self._of_other_numbers():
+            for folder in [path for path, other in self._beside() if other]:
                 with _undeleted(folder):
                     for steps in self._steps_in(folder):
                         self._delete_in(steps, unwanted)
@@ -371,8 +364,7 @@ class Folders:
         """
         locks_work = is_locked(f"{self.path}/{OWNER_FILE}")
         with _undeleted(self.root):  # first: who deletes steps makes a folder look used
-            for name in self._beside():
-                path, other = f"{self.root}/{name}", _numbers(name)[1] != self._count
+            for path, other in self._beside():
                 if other is of_others and is_abandoned(path, self.backend, locks_work):
                     with contextlib.suppress(OSError):  # others of this host may delete it, too
                         self.backend.delete(path)
