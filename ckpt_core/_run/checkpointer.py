@@ -183,7 +183,9 @@ class Checkpointer:
     def should_save(self, step: int) -> bool:
         """Whether the policy wants this step; with several processes, all must call it."""
         step, run = check_step(step), self._run
-        return not run.steps.read_only and run.decision.wants(step, run.slots[0].running)
+        if run.steps.read_only:
+            return False
+        return run.decision.wants(step, run.slots[0].running, run.latest)
 
     @in_turn
     def restore_latest(

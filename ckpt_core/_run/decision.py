@@ -20,6 +20,8 @@ from ckpt_core._run.policies import when
 from ckpt_core._run.preemption import Preemption
 from ckpt_core._run.steps import SAVE_NOW_FILE, RunSteps
 
+Newest = Callable[[], int | None]
+"""Lists the newest step on disk, if there is one."""
 _NOT_LOOKED = -1
 LOOK_SECS, STORE_LOOK_SECS = 5.0, 30.0
 """Between two looks for that file in a file system, and in an object store, where each is a request."""
@@ -35,7 +37,6 @@ class SaveDecision:
         steps: RunSteps,
         preemption: Preemption,
         policy: when.Decision,
-        newest_on_disk: Callable[[], int | None],
         save_now: SaveNow | None = None,
     ) -> None:
         self._policy = policy.decide if isinstance(policy, when.SavePolicy) else policy
@@ -43,7 +44,6 @@ class SaveDecision:
         self._processes = steps.processes
         self._preemption = preemption
         self._save_now = save_now
-        self._newest_on_disk = newest_on_disk
         self._by_step = bool(getattr(policy, "by_step", False))
         if not self._by_step:  # else a process may open a run alone
             self._together = steps.round("decide whether to save a step")
@@ -51,7 +51,7 @@ class SaveDecision:
         self._newest: int | None = _NOT_LOOKED
         self._last_save_secs = float("-inf")
 
-    def wants(self, step: int, saving: bool) -> bool:
+    def wants(self, step: int, saving: bool, newest: Newest) -> bool:
         """Whether the policy wants this step; with several processes, all must call it."""
         agreed = self._processes.count > 1 and not self._by_step
         if agreed and self._last is not None and self._last[0] == step:
@@ -64,14 +64,16 @@ class SaveDecision:
             saving=saving,
             preempted=(self._listens or not self._by_step) and self._preemption.wants(step),
         )
-        decide = self._policy if self._by_step else self._agreed
-        wanted = bool(decide(step, context)) or asked
+        if self._by_step:
+            wanted = bool(self._policy(step, context)) or asked
+        else:
+            wanted = self._agreed(step, context, newest) or asked
         self._last = (step, wanted)
         if self._listens:
             self._preemption.decided(wanted, context.preempted)
         return wanted
 
-    def _agreed(self, step: int, context: when.SaveContext) -> bool:
+    def _agreed(self, step: int, context: when.SaveContext, newest: Newest) -> bool:
         """The policy's answer on process 0; asked on all, since a policy may count its calls."""
         wanted, failed = False, None
         if self._processes.index > 0:
@@ -82,7 +84,7 @@ class SaveDecision:
 
         def decide() -> tuple[int, bool]:
             if self._newest == _NOT_LOOKED:
-                self._newest = self._newest_on_disk()
+                self._newest = newest()
             here = replace(context, newest_step=self._newest)
             return step, bool(self._policy(step, here))
 

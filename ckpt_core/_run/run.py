@@ -79,10 +79,8 @@ class Run:
         due = first_look if processes.count == 1 else 10
         self._save_now = SaveNow(steps, self._persistent, due)
         asked = steps, self.preemption
-        self.decision = SaveDecision(*asked, save_policy, self.latest, self._save_now)
-        self._persist_decision = (
-            None if persist is None else SaveDecision(*asked, persist, steps.latest)
-        )
+        self.decision = SaveDecision(*asked, save_policy, self._save_now)
+        self._persist_decision = None if persist is None else SaveDecision(*asked, persist)
         self.following = Following(steps)
         self.unread = UnreadValues()
         self.links = Links()
@@ -128,7 +126,7 @@ class Run:
             if not overwrite:
                 return False
         self.unread.check_on_all(items, self.steps)
-        if not force and not self.decision.wants(step, self.slots[0].running):
+        if not force and not self.decision.wants(step, self.slots[0].running, self.latest):
             return False
         persists = self.local is None or force or self._wants_persistent(step)
         replaces = overwrite and (step in trail.own or step in running_steps)
@@ -152,7 +150,9 @@ class Run:
         last = self.preemption.wants(step) or self.preemption.will_stop
         last = last or self._save_now.step == step  # somebody wants to take it away
         asked = self._persist_decision
-        return (asked is None or asked.wants(step, self._persistent.running)) or last
+        if asked is None:
+            return True
+        return asked.wants(step, self._persistent.running, self.steps.latest) or last
 
     def _is_local_only(self, step: int) -> bool:
         """Whether a step that was saved is in no tier but the local one; all processes must call it."""

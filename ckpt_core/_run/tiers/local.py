@@ -73,15 +73,15 @@ def open_local(given: str | os.PathLike[str], steps: RunSteps) -> LocalTier:
         folders = Folders(folder_of(run, root, steps.directory), steps)
         if not steps.read_only:
             folders.clean()
-    return LocalTier(root, folders, run, steps)
+    return LocalTier(folders, run, steps)
 
 
 class LocalTier:
     """The steps of one run in local directories; all processes make the same calls. Without a name it has none yet."""
 
-    def __init__(self, root: str, folders: Folders, run: RunFile, steps: RunSteps) -> None:
+    def __init__(self, folders: Folders, run: RunFile, steps: RunSteps) -> None:
         processes, options = steps.processes, steps.options
-        self._root, self._folders = root, folders
+        self._folders = folders
         self.directory = folders.path
         self.in_flight = SaveSlot(self.directory)
         self._processes = processes
@@ -107,7 +107,7 @@ class LocalTier:
         wait_for_others([self.in_flight], options.timeout_secs)
         self.look()
         if not self.complete:
-            name_other_runs(root, run.name, steps.directory)
+            name_other_runs(os.path.dirname(folders.root), run.name, steps.directory)
 
     @property
     def taken_steps(self) -> set[int]:
@@ -170,10 +170,10 @@ class LocalTier:
                 f"{self.directory}: step {lost} is not whole in the local directories: parts of processes "
                 f"{found.partial[lost]} are not here. Start the run where they are"
             )
+        root, name = os.path.split(self._folders.root)
         raise CheckpointCorrupt(
             f"{why}. There is no other step, and training does not start from scratch by accident; to begin anew, remove what "
-            f"the run left on each host: ckpt rm --local {shlex.quote(self._root)} --run "
-            f"{os.path.basename(self._folders.root)}"
+            f"the run left on each host: ckpt rm --local {shlex.quote(root)} --run {name}"
         )
 
     def is_older(self, step: int, token: str | None) -> bool:
