@@ -162,9 +162,8 @@ class Disk:
         run = listing.run
         if run.name:
             run = run.without(step)
-            newer = listing.committed(other for other in listing.names if other >= step)
-            newest = max({*newer, *local}, default=step) == step
-            if newest and not self.lease.is_of_another():
+            newer = any(other > step and listing.has(other) for other in listing.names)
+            if not newer and max(local, default=step) <= step and not self.lease.is_of_another():
                 # Newer ones of a host that is away were continued from it. Where this is a tool beside a run that
                 # goes on, what that run has saved since, or saves now, counts.
                 run = run.branch(secrets.token_hex(8), step - 1)

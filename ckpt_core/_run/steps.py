@@ -10,7 +10,7 @@ import operator
 import os
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -105,9 +105,9 @@ class Listing:
         """Whether a step of this number is committed, under any of its possible names."""
         return any(map(self.is_checkpoint, self.names.get(step, ())))
 
-    def committed(self, among: Iterable[int] | None = None) -> list[int]:
-        """The committed steps, ascending, of all or of these; looks into each one."""
-        return sorted(filter(self.has, self.names if among is None else among))
+    def committed(self) -> list[int]:
+        """The committed steps, ascending; looks into each one."""
+        return sorted(filter(self.has, self.names))
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from ckpt_core._directory import (
     refuse_lost_link,
     resolve,
 )
-from ckpt_core._errors import CheckpointError, CheckpointNotFound
+from ckpt_core._errors import CheckpointError, CheckpointNotFound, NewerFormat
 from ckpt_core._exchange import Key
 from ckpt_core._format.part import Part, contains
 from ckpt_core._format.record import RECORD_FILE
@@ -36,7 +36,7 @@ from ckpt_core._operation import Event, logger, tell
 from ckpt_core._run.lease import OWNER_FILE, Lease, is_abandoned
 from ckpt_core._run.run_file import RunFile
 from ckpt_core._run.steps import RunSteps, Steps
-from ckpt_core._run.tiers.judge import Seen, State, Unreadable, is_unread
+from ckpt_core._run.tiers.judge import Seen, State, Unreadable, cause_of
 from ckpt_core._saved import Checkpoint, NativeCheckpoint
 from ckpt_core._verify import verify
 
@@ -180,7 +180,8 @@ class Folders:
             logger.warning("a local step cannot be read: %s", why)
             number = error.errno if isinstance(error, OSError) else None
             forbidden = of_others and number in (errno.EACCES, errno.EPERM)
-            if (step == MAX_STEP or is_unread(error)) and not forbidden:
+            sound = step == MAX_STEP or isinstance(error, NewerFormat) or cause_of(error)
+            if sound and not forbidden:
                 unread.setdefault(
                     step, Unreadable(step, number or 0, why[:_MOST_TEXT], self._index)
                 )

@@ -19,7 +19,6 @@ from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
     CheckpointNotFound,
-    NewerFormat,
     is_of_target,
 )
 from ckpt_core._format.part import Runs, contains, dump_runs, parse_runs
@@ -285,11 +284,6 @@ def cause_of(error: BaseException) -> Cause:
     if error.errno in _NO_ROOM:
         return "room"
     return "machine" if error.errno in _OF_THE_MACHINE else "disk"
-
-
-def is_unread(error: BaseException) -> bool:
-    """Whether what was saved could not be looked at, which is no damage of it."""
-    return isinstance(error, NewerFormat) or bool(cause_of(error))
 
 
 class Misfit(CheckpointError):
