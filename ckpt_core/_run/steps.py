@@ -105,6 +105,10 @@ class Listing:
         """Whether a step of this number is committed, under any of its possible names."""
         return any(map(self.is_checkpoint, self.names.get(step, ())))
 
+    def latest(self) -> int | None:
+        """The newest committed step, or None; usually the first one that it looks at."""
+        return next(filter(self.has, sorted(self.names, reverse=True)), None)
+
     def committed(self) -> list[int]:
         """The committed steps, ascending; looks into each one."""
         return sorted(filter(self.has, self.names))
@@ -191,9 +195,7 @@ class Steps:
 
     def latest(self) -> int | None:
         """The newest committed step, or None."""
-        listing = self.look()
-        newest_first = sorted(listing.names, reverse=True)  # usually the first one is committed
-        return next(filter(listing.has, newest_first), None)
+        return self.look().latest()
 
     def new_path(self, step: int) -> str:
         """The path to which a new step of this number is written."""
@@ -337,7 +339,7 @@ class Following:
     def wait(self, after: int | None, timeout_secs: float | None) -> int | None:
         """Blocks until the newest step, as process 0 sees it, is newer than ``after``, and keeps it; None at the timeout."""
         try:
-            after = None if after is None else operator.index(after)
+            least = -1 if after is None else operator.index(after)
         except TypeError:
             raise TypeError(
                 f"after must be the number of a step, or None, got {after!r}: pass what the last call gave"
@@ -348,33 +350,31 @@ class Following:
             )
         wait_secs = math.inf if timeout_secs is None else max(0.0, float(timeout_secs))
         limit_secs = self.steps.options.timeout_secs + wait_secs
-        work = functools.partial(self._wait, after, wait_secs)
+        work = functools.partial(self._wait, least, wait_secs)
         return self.steps.processes.round("wait for a new step", limit_secs).first(work)
 
-    def _wait(self, after: int | None, timeout_secs: float) -> int | None:
+    def _wait(self, after: int, timeout_secs: float) -> int | None:
         """The same in one process."""
         self.end()
         deadline = time.monotonic() + timeout_secs
         while True:
-            newest = self.steps.latest()
-            if newest is not None and (after is None or newest > after) and self._want(newest):
+            listing = self.steps.look()
+            newest = listing.latest()
+            if newest is not None and newest > after and self._want(newest, listing):
                 return newest
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
             time.sleep(min(_LOOK_SECS, left))
 
-    def _want(self, step: int) -> bool:
+    def _want(self, step: int, listing: Listing) -> bool:
         """Keeps a step; whether it is still there."""
-        names = self.steps.look().directories(step)
-        if not names:
-            return False
-        if self.steps.local:
-            try:
-                path = f"{self.steps.directory}/{names[0]}/{orbax_write.STEP_METADATA}"
+        try:
+            if self.steps.local:
+                path = f"{self.steps.path(step, listing)}/{orbax_write.STEP_METADATA}"
                 self._wanted.enter_context(reading(path, b""))
-            except FileNotFoundError:  # deleted meanwhile, or a step of Orbax without that file
-                return self.steps.look().has(step)
+        except FileNotFoundError:  # deleted meanwhile, or a step of Orbax without that file
+            return self.steps.look().has(step)
         return True
 
     def end(self) -> None:
