@@ -44,12 +44,7 @@ from ckpt_core._run.tiers.judge import (
     unread_of,
     vote,
 )
-from ckpt_core._run.tiers.peers import (
-    Table,
-    exchange_addresses,
-    fetch_first,
-    report_failure_at_next_agreement,
-)
+from ckpt_core._run.tiers.peers import OPENING, Table, exchange_addresses, fetch_first
 from ckpt_core._run.tiers.save import Copier, LocalSave
 from ckpt_core._save import RecordFields, SaveJob
 from ckpt_core._saved import NativeCheckpoint
@@ -67,12 +62,15 @@ def open_local(given: str | os.PathLike[str], steps: RunSteps) -> LocalTier:
             raise
         refusal = error  # the others are about to find the run, and to meet
     run = agree_on_run_file(steps, make=not steps.read_only and refusal is None)
-    with report_failure_at_next_agreement(processes):
+    try:
         if refusal is not None:
             raise refusal
         folders = Folders(folder_of(run, root, steps.directory), steps)
         if not steps.read_only:
             folders.clean()
+    except BaseException as error:
+        steps.round(OPENING).refuse(error)
+        raise
     return LocalTier(folders, run, steps)
 
 
@@ -229,9 +227,12 @@ class LocalTier:
 
     def look(self) -> None:
         """Lists the parts that each process sees; all agree on the steps that every one has or can get."""
-        call = "look at the local steps"
-        with report_failure_at_next_agreement(self._processes, call):
+        together = self._steps.round("look at the local steps")
+        try:
             places, unread, counts = self._folders.look(self._run)
+        except BaseException as error:
+            together.refuse(error)
+            raise
         parts, serves = [seen for seen, _ in places], self._peers.server is not None
         seen = LocalParts(parts, not self._steps.read_only, serves, unread, counts)
 
@@ -239,7 +240,6 @@ class LocalTier:
             found = judge([LocalParts.parse(text) for text in values], self._peers.machines)
             return found.dump(len(values), self._judged.publish)
 
-        together = self._steps.round(call)
         answer = together.decide(seen.dump(), judged)
         found = Judgement.parse(answer, self._processes.index, self._judged.row)
         partial, self._found = self._found.partial, found

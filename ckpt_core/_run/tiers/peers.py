@@ -14,7 +14,7 @@ import hmac
 import json
 import os
 import secrets
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -50,7 +50,8 @@ from ckpt_core._run.tiers.judge import (
 )
 from ckpt_core._verify import verify
 
-_CALL = "open local steps"
+OPENING = "open local steps"
+"""What all processes are about to do when they tell each other where they serve."""
 _SECRET_BYTES = 32
 _OPEN = (
     "So the secret that protects local steps goes through jax's coordination service: whoever reaches the "
@@ -141,18 +142,6 @@ class Table:
         return self._read[1] if table else ""
 
 
-@contextlib.contextmanager
-def report_failure_at_next_agreement(processes: Processes, call: str = _CALL) -> Generator[None]:
-    """If the block raises, all others raise in the agreement ``call`` that comes next, and do not wait for this process."""
-    try:
-        yield
-    except GeneratorExit:  # an interrupt kept the block from ending
-        raise
-    except BaseException as error:
-        processes.round(call, 0).refuse(error)
-        raise
-
-
 def exchange_addresses(
     processes: Processes, options: Options, served: ServedParts, directory: str | None = None
 ) -> Peers:
@@ -186,7 +175,7 @@ def exchange_addresses(
         far = far_route([(one.network, one.route) for one in introduced])
         return json.dumps([nonce, far, problem, without[:5], copies])
 
-    together = processes.round(_CALL, options.timeout_secs)
+    together = processes.round(OPENING, options.timeout_secs)
     nonce, far, problem, without, copies = json.loads(together.decide(json.dumps(mine), answer_all))
     if problem:
         raise CheckpointError(problem)
