@@ -70,17 +70,14 @@ class LocalParts:
 
     def dump(self) -> str:
         """As text for ``parse``."""
-        parts = [(*part[:4], dump_runs(part.serves), *part[5:]) for part in self.parts]
+        parts = [part._replace(serves=dump_runs(part.serves)) for part in self.parts]
         return _dumps([parts, self.fetches, self.serves, self.unread, self.counts])
 
     @staticmethod
     def parse(text: str) -> LocalParts:
         """What ``dump`` gave."""
         parts, fetches, serves, unread, counts = json.loads(text)
-        seen = [
-            Seen(step, token, (position, count), writer, parse_runs(serves), *rest)
-            for step, token, (position, count), writer, serves, *rest in parts
-        ]
+        seen = [Seen(*part)._replace(serves=parse_runs(part[4])) for part in parts]
         return LocalParts(seen, fetches, serves, [Unreadable(*one) for one in unread], counts)
 
 
@@ -271,10 +268,9 @@ _OF_THE_MACHINE = frozenset(
 _OF_THE_FILES = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
 )
-Cause = Literal["room", "machine", "disk", ""]
 
 
-def cause_of(error: BaseException) -> Cause:
+def cause_of(error: BaseException) -> Literal["room", "machine", "disk", ""]:
     """What an error of the system says of this machine: ``"room"`` (nothing can be written), ``"machine"`` (too few
     descriptors, no memory, no permission, no answer: no other copy would help) or ``"disk"`` (another copy may help).
     Only ``""`` may say something of what was saved: no error of the system, or that no file lies there.
