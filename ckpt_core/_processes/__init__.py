@@ -45,7 +45,7 @@ class Processes:
         about to do, is the same on all. ``where`` begins the message of an error of another process.
         """
         client = coordination().client if self.count > 1 else None
-        tag = "" if client is None else str(next(wire.rounds(client)))
+        tag = "" if client is None else str(next(wire.rounds(client).numbers))
         return Round(self, call, timeout_secs, where, tag)
 
     def put(self, name: str, text: str) -> None:
@@ -181,7 +181,7 @@ class Round:
         text = Said.error_of(index, self.call, error).dump()
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             if index == 0:
-                wire.answers(client).put(client, tag, text, False)
+                wire.rounds(client).put(client, tag, text, False)
             else:
                 client.key_value_set(f"{wire.values_folder(tag)}{index}", text)
 
@@ -195,8 +195,8 @@ class Round:
         waits: bool,
     ) -> tuple[Said, BaseException | None]:
         """On process 0: publishes the answer; returns it, and the error of this process if there is one."""
-        answers = wire.answers(client)
-        waits = waits or answers.ahead >= wire.MOST_AHEAD
+        rounds = wire.rounds(client)
+        waits = waits or rounds.ahead >= wire.MOST_AHEAD
         try:
             client.key_value_set(f"{wire.values_folder(tag)}0", mine.dump())
             everyone = self._everyone(client, tag) if waits else [mine]
@@ -207,7 +207,7 @@ class Round:
         except BaseException as raised:
             error = raised
             answer = Said.error_of(0, self.call, raised)
-        answers.put(client, tag, answer.dump(), waits)
+        rounds.put(client, tag, answer.dump(), waits)
         if waits:
             # One delete for the values of all processes, which are no longer needed.
             client.key_value_delete(wire.values_folder(tag))
@@ -219,7 +219,7 @@ class Round:
         report_secs = _REPORT_SECS
         while True:
             listed = time.monotonic()
-            values = self._arrived(client, tag)
+            values = wire.arrived(client, tag)
             now = time.monotonic()
             _absent[tag] = absent = [n for n in range(self.processes.count) if n not in values]
             if not absent:
@@ -248,7 +248,7 @@ class Round:
             if left_secs > _LOOK_SECS and waited_secs < report_secs:
                 continue
             report_secs = waited_secs + _REPORT_SECS
-            there = self._arrived(client, tag)
+            there = wire.arrived(client, tag)
             absent = [n for n in range(self.processes.count) if n not in there] or [0]
             if left_secs <= _LOOK_SECS:
                 found = wire.try_get(client, wire.answer_key(tag))  # it came after the wait
@@ -258,12 +258,8 @@ class Round:
             if absent[0] == 0:  # once it has arrived, it says itself which others are late
                 self._report(client, tag, waited_secs, [0])
 
-    def _arrived(self, client: Any, tag: str) -> dict[int, str]:
-        """Process -> value, for the processes that have arrived."""
-        return {int(name): text for name, text in wire.listing(client, wire.values_folder(tag))}
-
     def _report(self, client: Any, tag: str, waited_secs: float, absent: list[int]) -> None:
-        me, calls = self.processes.index, _calls_of_absent(client, absent)
+        me, calls = self.processes.index, wire.waiting_elsewhere(client, absent)
         text = f"process {me} has waited {waited_secs:.0f} s for processes {absent} at {tag!r}"
         logger.warning("%s%s", text, calls)
 
@@ -271,16 +267,9 @@ class Round:
         return BarrierTimeout(
             f"process {self.processes.index} waited {self.timeout_secs:g} s at {tag!r} to {self.call} for processes "
             f"{absent} of {self.processes.count}: they are late, stuck or dead (Options(timeout_secs=) sets the wait)"
-            f"{_calls_of_absent(client, absent)}",
+            f"{wire.waiting_elsewhere(client, absent)}",
             absent=absent,
         )
-
-
-def _calls_of_absent(client: Any, absent: list[int]) -> str:
-    """In which calls the absent processes wait instead, as the end of a message."""
-    with contextlib.suppress(jax.errors.JaxRuntimeError):
-        return wire.waiting_elsewhere(wire.listing(client, "ckpt/"), absent)
-    return ""
 
 
 def this_run() -> Processes:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ckpt_core._errors import (
@@ -101,9 +102,11 @@ def different_calls(first: str, other: str, where: str) -> NotTogether:
     )
 
 
-def waiting_elsewhere(entries: Iterable[tuple[str, str]], absent: Sequence[int]) -> str:
-    """The calls in which absent processes wait, to end a message; ``entries`` are of the coordination service."""
-    found, known = list[str](), dict(entries)
+def waiting_elsewhere(client: Any, absent: Sequence[int]) -> str:
+    """The calls in which absent processes wait instead, to end a message; empty where the service does not say."""
+    found, known = list[str](), dict[str, str]()
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        known = {key.removeprefix("ckpt/"): text for key, text in client.key_value_dir_get("ckpt/")}
     for key, text in known.items():
         tag, _, index = key.rpartition(":/")
         if tag and f"{tag}.answer" not in known and index.isdigit() and int(index) in absent:
@@ -144,15 +147,19 @@ def try_get(client: Any, key: str) -> str | None:
     return None
 
 
-def listing(client: Any, folder: str) -> list[tuple[str, str]]:
-    """The keys set below a folder, without the folder, and their values."""
-    return [(key.removeprefix(folder), value) for key, value in client.key_value_dir_get(folder)]
+def arrived(client: Any, tag: str) -> dict[int, str]:
+    """Process -> value, for the processes that have arrived."""
+    folder = values_folder(tag)
+    return {int(key.removeprefix(folder)): text for key, text in client.key_value_dir_get(folder)}
 
 
-class Answers:
-    """On process 0: the answers that stay until the others have surely read them."""
+class Rounds:
+    """The rounds that the processes of a client take together; on process 0 with the answers that stay until the others have
+    surely read them.
+    """
 
     def __init__(self) -> None:
+        self.numbers = itertools.count()
         self._kept: deque[str] = deque()
         self.ahead = 0  # for so many in turn process 0 has waited for nobody
         self._lock = threading.Lock()
@@ -172,12 +179,6 @@ class Answers:
 # Kept for the client that is in use. It is the key itself, so it stays while its state is kept: the next client of a process
 # that ends jax.distributed and begins it again often gets the same id.
 @functools.lru_cache(1)
-def rounds(client: Any) -> itertools.count[int]:
-    """The rounds that the processes of this client take together."""
-    return itertools.count()
-
-
-@functools.lru_cache(1)
-def answers(client: Any) -> Answers:
-    """On process 0: the answers that it has published through this client."""
-    return Answers()
+def rounds(client: Any) -> Rounds:
+    """What this process knows of a client."""
+    return Rounds()

@@ -13,12 +13,11 @@ from ckpt_core._load import NOT_PASSED, collect_targets, make_request
 from ckpt_core._operation import logger
 from ckpt_core._options import Options, checked_options, of_local_steps, unknown_argument
 from ckpt_core._results import CheckpointInfo, RestoredStep, html_of_directory
-from ckpt_core._run import going_back
-from ckpt_core._run.in_flight import Turns, in_turn, raise_failures, settle_all, wait_for_others
+from ckpt_core._run import restoring
+from ckpt_core._run.in_flight import in_turn, raise_failures, wait_and_raise, wait_for_others
 from ckpt_core._run.policies import choose_keep_policy, choose_save_policy, keep, when
 from ckpt_core._run.run import Run
-from ckpt_core._run.steps import open_run_directory
-from ckpt_core._run.tiers import Tiers
+from ckpt_core._run.steps import open_run
 from ckpt_core._save import NOTHING, RecordFields, collect_items, metrics_of
 from ckpt_core._verify import describe_opened
 from ckpt_core.arguments import answering, check_flags
@@ -102,28 +101,27 @@ class Checkpointer:
             raise forked()
         if not type(asynchronous) is type(read_only) is bool:
             check_flags(asynchronous=asynchronous, read_only=read_only)
-        run = open_run_directory(
+        steps = open_run(
             directory,
             StepNames(step_prefix, step_format_fixed_length),
             checked_options(options),
             read_only,
         )
         self._run = Run(
-            run,
+            steps,
             choose_save_policy(save_policy, save_interval_steps),
             choose_keep_policy(keep_policy, max_to_keep, keep_period, best_metric, best_mode),
             local_directory=local_directory,
             asynchronous=asynchronous,
         )
-        unused = of_local_steps(run.options) if local_directory is None and not read_only else []
+        unused = of_local_steps(steps.options) if local_directory is None and not read_only else []
         if unused:
             logger.warning(
                 "%s: Options.%s has no effect without Checkpointer(local_directory=): every step that is saved goes "
                 "to this directory",
-                run.path,
+                steps.directory,
                 ", ".join(unused),
             )
-        self._turns = Turns(run.path, self._run.slots, run.options.timeout_secs)
         self._best = best_metric, best_mode
 
     @in_turn
@@ -174,7 +172,9 @@ class Checkpointer:
         """
         if not type(force) is type(overwrite) is bool:
             check_flags(force=force, overwrite=overwrite)
-        step = self._run.check_before_save(step)
+        self._run.refuse_unless_open("save")
+        raise_failures(self._run.slots)
+        self._run.preemption.step = step = check_step(step)
         chosen = collect_items(state, items, named)
         fields = RecordFields(state is not NOTHING, metadata, metrics_of(metrics, chosen))
         return self._run.save(step, chosen, fields, force=force, overwrite=overwrite)
@@ -182,7 +182,10 @@ class Checkpointer:
     @in_turn
     def should_save(self, step: int) -> bool:
         """Whether the policy wants this step; with several processes, all must call it."""
-        return self._run.wants(check_step(step))
+        step, run = check_step(step), self._run
+        if run.steps.read_only:
+            return False
+        return run.decision.wants(step, run.slots[0].running, run.latest)
 
     @in_turn
     def restore_latest(
@@ -235,11 +238,11 @@ class Checkpointer:
         """
         if type(strict_latest) is not bool:
             check_flags(strict_latest=strict_latest)
-        settle_all(self._run.slots)
-        options = options or self._run.directory.options
+        wait_and_raise(self._run.slots)
+        options = options or self._run.steps.options
         request = make_request(only, rename, cast, missing, unexpected, options, static=static)
         targets = collect_targets(state, items, targets)
-        return self._run.restore_latest(targets, request, strict_latest)
+        return restoring.restore_latest(self._run, targets, request, strict_latest)
 
     @in_turn
     def restore(
@@ -267,35 +270,35 @@ class Checkpointer:
         Restoring an older step only to compare is safe: a save of a number beyond the newest step that
         this Checkpointer restored or saved continues from that one.
         """
-        settle_all(self._run.slots)
-        options = options or self._run.directory.options
+        wait_and_raise(self._run.slots)
+        options = options or self._run.steps.options
         request = make_request(
             only, rename, cast, missing, unexpected, options, rules=rules, static=static
         )
         targets = collect_targets(state, items, targets)
-        return self._run.restore(step, targets, request)
+        return restoring.restore(self._run, step, targets, request)
 
     @in_turn
     def load(
         self, step: int, like: Any = None, /, *, item: str | None = None, **arguments: Any
     ) -> Any:
         """The saved tree of one step, as a new object; see ``ckpt_core.load``."""
-        settle_all(self._run.slots)
-        self._tiers(step)
-        return self._run.load(step, like, item, arguments)
+        wait_and_raise(self._run.slots)
+        self._at_rest(step)
+        return restoring.load(self._run, step, like, item, arguments)
 
     @property
     def directory(self) -> str:
         """Absolute path, or URL, of the directory."""
-        return self._run.directory.path
+        return self._run.steps.directory
 
-    def _tiers(self, step: int | None = None) -> Tiers:
-        """The steps, once nobody else in this process saves this one, or any."""
-        directory = self._run.directory
+    def _at_rest(self, step: int | None = None) -> Run:
+        """The run, once nobody else in this process saves this step, or any."""
+        steps = self._run.steps
         self._run.listed = True  # its caller gets to know what the run holds
-        name = "" if step is None else directory.steps.names.name(check_step(step))
-        wait_for_others(self._run.slots, directory.options.timeout_secs, name)
-        return self._run.tiers
+        name = "" if step is None else steps.names.name(check_step(step))
+        wait_for_others(self._run.slots, steps.options.timeout_secs, name)
+        return self._run
 
     def explain(self) -> dict[int, str]:
         """For every step on disk, whether retention keeps or deletes it, and why."""
@@ -311,11 +314,15 @@ class Checkpointer:
         With ``local_directory``, also the local steps that all processes hold, as of their last
         agreement: at construction, at each save and at each restore. A read-only one of a single process looks again.
         """
-        return self._tiers().all()
+        return self._at_rest().all()
 
     def latest_step(self) -> int | None:
         """The newest committed step, or None; raises OSError if a newer one in a local directory cannot be read."""
-        return self._tiers().newest()
+        run = self._at_rest()
+        newest = run.latest()
+        if run.local is not None:
+            run.local.refuse_older(-1 if newest is None else newest)
+        return newest
 
     def best_step(self) -> int | None:
         """The step with the best metric, in either tier, or None; needs ``best_metric``.
@@ -325,24 +332,24 @@ class Checkpointer:
         metric, mode = self._best
         if not (metric and mode):
             raise CheckpointError("best_step() needs Checkpointer(best_metric=, best_mode=)")
-        return next(iter(keep.ranking(self._tiers().facts(), metric, mode)), None)
+        return next(iter(keep.ranking(self._at_rest().facts(), metric, mode)), None)
 
     def metadata(self, step: int) -> Any:
         """What was saved as ``metadata=`` with a step."""
-        return self._tiers(step).open(step).metadata
+        return self._at_rest(step).open(step).metadata
 
     def metrics(self, step: int) -> dict[str, float]:
         """The metrics that were saved with a step."""
-        return dict(self._tiers(step).open(step).metrics)
+        return dict(self._at_rest(step).open(step).metrics)
 
     @property
     def run_metadata(self) -> Any:
         """JSON of the run that ``write_run_metadata`` wrote; None if there is none."""
-        return read_run_metadata(self._run.directory.backend, self.directory)
+        return read_run_metadata(self._run.steps.backend, self.directory)
 
     def inspect(self, step: int) -> CheckpointInfo:
         """Structure, shapes and sizes of a step, without its arrays; see ``ckpt_core.inspect``."""
-        return describe_opened(self._tiers(step).open(step))
+        return describe_opened(self._at_rest(step).open(step))
 
     def wait_for_new_step(
         self, after: int | None = None, timeout_secs: float | None = None
@@ -376,8 +383,8 @@ class Checkpointer:
     def write_run_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Writes JSON about the whole run, in Orbax's file for it; all may call it, process 0 writes."""
         self._run.refuse_unless_open("write_run_metadata")
-        if self._run.directory.processes.index == 0:
-            write_run_metadata(self._run.directory.backend, self.directory, metadata)
+        if self._run.steps.processes.index == 0:
+            write_run_metadata(self._run.steps.backend, self.directory, metadata)
 
     @in_turn
     def delete(self, step: int) -> None:
@@ -387,7 +394,7 @@ class Checkpointer:
             CheckpointNotFound: there is no such step.
             CheckpointError: the step is being read, or another writer has taken the directory over.
         """
-        going_back.delete(self._run, step)
+        restoring.delete(self._run, step)
 
     @in_turn
     def rollback_to(self, step: int) -> list[int]:
@@ -396,7 +403,7 @@ class Checkpointer:
         If there is no such step, from the newest one before it; if none is as old, from the beginning. Waits for
         running saves. All processes must call it.
         """
-        return going_back.rollback_to(self._run, step)
+        return restoring.rollback_to(self._run, step)
 
     def wait_until_finished(self) -> None:
         """Blocks until no save is running; every save started before is then durable in its tiers.
@@ -405,7 +412,7 @@ class Checkpointer:
             GraceExceeded: the run was asked to stop, and ``Options.grace_secs`` have passed.
             Exception: the error of a failed save, with its own type.
         """
-        settle_all(self._run.slots, self._run.preemption.secs_left)
+        wait_and_raise(self._run.slots, self._run.preemption.secs_left)
 
     @in_turn
     def close(self) -> None:
@@ -416,15 +423,11 @@ class Checkpointer:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if os.getpid() == HOME.pid:  # a forked child must not close what its parent still uses
-            self._end(error)
-
-    @in_turn
-    def _end(self, error: BaseException | None) -> None:
-        late = self._run.end()
+        if os.getpid() != HOME.pid:  # a forked child must not close what its parent still uses
+            return
         try:
-            raise_failures(self._run.slots, late)
-        except BaseException as failure:
+            self.close()
+        except Exception as failure:
             if error is None:
                 raise
             # The error raised inside the with block is the one to show; ours becomes a note on it.

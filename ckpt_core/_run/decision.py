@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from ckpt_core._errors import CheckpointError
 from ckpt_core._format.untrusted import SHORT_BYTES
 from ckpt_core._operation import logger
-from ckpt_core._processes import Processes
 from ckpt_core._run.in_flight import SaveSlot
 from ckpt_core._run.policies import when
 from ckpt_core._run.preemption import Preemption
-from ckpt_core._run.steps import SAVE_NOW_FILE, RunDirectory
+from ckpt_core._run.steps import SAVE_NOW_FILE, RunSteps
 
+Newest = Callable[[], int | None]
+"""Lists the newest step on disk, if there is one."""
 _NOT_LOOKED = -1
 LOOK_SECS, STORE_LOOK_SECS = 5.0, 30.0
 """Between two looks for that file in a file system, and in an object store, where each is a request."""
@@ -33,59 +34,46 @@ class SaveDecision:
 
     def __init__(
         self,
-        processes: Processes,
-        timeout_secs: float,
+        steps: RunSteps,
         preemption: Preemption,
         policy: when.Decision,
-        newest_on_disk: Callable[[], int | None],
         save_now: SaveNow | None = None,
     ) -> None:
         self._policy = policy.decide if isinstance(policy, when.SavePolicy) else policy
         self._listens = bool(getattr(policy, "listens", False))
-        self._processes = processes
+        self._processes = steps.processes
         self._preemption = preemption
         self._save_now = save_now
-        self._newest_on_disk = newest_on_disk
         self._by_step = bool(getattr(policy, "by_step", False))
-        self._agree = processes.count > 1 and not self._by_step
-        if self._agree:
-            self._together = processes.round("decide whether to save a step", timeout_secs)
+        if not self._by_step:  # else a process may open a run alone
+            self._together = steps.round("decide whether to save a step")
         self._last: tuple[int, bool] | None = None
         self._newest: int | None = _NOT_LOOKED
         self._last_save_secs = float("-inf")
 
-    def wants(self, step: int, saving: bool) -> bool:
+    def wants(self, step: int, saving: bool, newest: Newest) -> bool:
         """Whether the policy wants this step; with several processes, all must call it."""
-        if self._agree and self._last is not None and self._last[0] == step:
+        agreed = self._processes.count > 1 and not self._by_step
+        if agreed and self._last is not None and self._last[0] == step:
             return self._last[1]  # process 0 has already decided about this step
         # before the policy, which may raise in one process alone
-        if (save_now := self._save_now) is not None:
-            save_now.step = step if save_now.step == step else None
-            now = step if self._processes.count > 1 else time.monotonic()
-            if now >= save_now.due or step < save_now.last:
-                save_now.look_for_request(step)
-            save_now.last = step
-        # A listing that fails in one process must not keep that one out of a call that the others make.
-        if self._newest == _NOT_LOOKED and not self._agree and not self._by_step:
-            self._newest = self._newest_on_disk()
+        asked = self._save_now is not None and self._save_now.asks(step)
         context = when.SaveContext(
             newest_step=None if self._newest == _NOT_LOOKED else self._newest,
             secs_since_save=time.monotonic() - self._last_save_secs,
             saving=saving,
             preempted=(self._listens or not self._by_step) and self._preemption.wants(step),
         )
-        if self._agree:
-            wanted = self._agreed(step, context)
+        if self._by_step:
+            wanted = bool(self._policy(step, context)) or asked
         else:
-            wanted = bool(self._policy(step, context))
-        if save_now is not None and save_now.step is not None:
-            wanted = True
+            wanted = self._agreed(step, context, newest) or asked
         self._last = (step, wanted)
-        if self._listens and not self._agree:
+        if self._listens:
             self._preemption.decided(wanted, context.preempted)
         return wanted
 
-    def _agreed(self, step: int, context: when.SaveContext) -> bool:
+    def _agreed(self, step: int, context: when.SaveContext, newest: Newest) -> bool:
         """The policy's answer on process 0; asked on all, since a policy may count its calls."""
         wanted, failed = False, None
         if self._processes.index > 0:
@@ -96,7 +84,7 @@ class SaveDecision:
 
         def decide() -> tuple[int, bool]:
             if self._newest == _NOT_LOOKED:
-                self._newest = self._newest_on_disk()
+                self._newest = newest()
             here = replace(context, newest_step=self._newest)
             return step, bool(self._policy(step, here))
 
@@ -125,7 +113,7 @@ class SaveDecision:
 class SaveNow:
     """What one Checkpointer knows of requests to save now."""
 
-    directory: RunDirectory
+    steps: RunSteps
     slot: SaveSlot  # of the saves in it
     due: float  # when to look again: monotonic seconds; with several processes a step
     last: int = -1  # the step that was asked about last
@@ -136,20 +124,24 @@ class SaveNow:
     granted: tuple[bytes, int] | None = None  # a request, and the step that is saved for it
     _done: bytes | None = None  # its step is committed
 
-    def look_for_request(self, step: int) -> None:
-        """Looks for a request, which this step is then saved for; all processes must call it at the same step."""
-        processes, timeout_secs = self.directory.processes, self.directory.options.timeout_secs
-        together = processes.round("look for a request to save now", timeout_secs)
-        found, self.due = together.first(lambda: self._look_for_request(step))
-        self.step = step if found else None
+    def asks(self, step: int) -> bool:
+        """Whether this step is saved for a request; all processes must look for one at the same step."""
+        self.step = step if self.step == step else None
+        now = step if self.steps.processes.count > 1 else time.monotonic()
+        if now >= self.due or step < self.last:
+            call = "look for a request to save now"
+            found, self.due = self.steps.on_first(call, lambda: self._look(step))
+            self.step = step if found else None
+        self.last = step
+        return self.step is not None
 
-    def _look_for_request(self, step: int) -> tuple[bool, float]:
+    def _look(self, step: int) -> tuple[bool, float]:
         """On process 0: whether this step is saved for a request, and when to look again."""
         (last, looked), now = self._looked, time.monotonic()
         self._looked = step, now
-        secs = LOOK_SECS if self.directory.local else STORE_LOOK_SECS
+        secs = LOOK_SECS if self.steps.local else STORE_LOOK_SECS
         due = now + secs
-        if self.directory.processes.count > 1:
+        if self.steps.processes.count > 1:
             steps = (step - last) * secs / max(now - looked, 1e-3)
             due = step + max(1, min(_MOST_STEPS, int(steps)))
         if self._thread is None or not self._thread.is_alive():
@@ -158,27 +150,27 @@ class SaveNow:
         self._thread.join(_WAIT_SECS)
         found, granted = self._found, self.granted
         # a second save would be one too many; with on_pending="fail" it would stop the job
-        fails = self.directory.options.on_pending == "fail"
+        fails = self.steps.options.on_pending == "fail"
         busy = self.slot.running and (fails or (granted is not None and granted[0] == found))
         if found is None or found == self._done or busy:
             return False, due
         self.granted = found, step
-        logger.info("%s: step %d is saved, as `ckpt save-now` asks", self.directory.path, step)
+        logger.info("%s: step %d is saved, as `ckpt save-now` asks", self.steps.directory, step)
         return True, due
 
     def _read(self) -> None:
         found, self._found = None, None
         try:
-            found = self.directory.backend.read(self.directory.path, SAVE_NOW_FILE, SHORT_BYTES)
+            found = self.steps.backend.read(self.steps.directory, SAVE_NOW_FILE, SHORT_BYTES)
         except (OSError, CheckpointError) as error:  # it is no reason to stop
-            logger.info("%s: a request to save was not looked for: %s", self.directory.path, error)
+            logger.info("%s: a request to save was not looked for: %s", self.steps.directory, error)
         self._found = found
 
     def committed(self, step: int) -> None:
         """On process 0: removes the request that this step was saved for."""
         if self.granted is None or self.granted[1] != step:
             return
-        backend, path = self.directory.backend, self.directory.path
+        backend, path = self.steps.backend, self.steps.directory
         self._done = self.granted[0]
         try:
             if backend.read(path, SAVE_NOW_FILE, SHORT_BYTES) == self._done:

@@ -315,7 +315,7 @@ def decide_changes(
     again = detached and failed and not (request.overwrite or trail.may_retire)
     if trail.is_ahead(step) and not again:
         return _going_on(trail, request, there, directory, replaces, moves)
-    damaged = _one(step, trail.damaged, moves and not replaces)
+    damaged = (step,) if moves and not replaces and step in trail.damaged else ()
     newer = sorted(other for other in there if other > step and other not in trail.damaged)
     if step in trail.own and (replaces or damaged):
         base = None if newer else trail.before(step)  # no training goes on from it
@@ -351,7 +351,8 @@ def _going_on(
             raise _taken(directory, step, trail, there)
         if not request.force:
             raise _older(directory, step, sorted(others), trail)
-        return Changes(set_aside=_one(step, damaged, moves), detached=True, truncates=False)
+        set_aside = (step,) if moves and step in damaged else ()
+        return Changes(set_aside=set_aside, detached=True, truncates=False)
     replaced = {step} if replaces else set[int]()
     aside = damaged if base is not None or trail.may_retire else damaged & {step}
     set_aside = tuple(sorted(aside - replaced)) if moves else ()
@@ -364,10 +365,6 @@ def committed_by_others(trail: Trail, step: int, there: Collection[int]) -> tupl
         return ()
     known = trail.own | trail.damaged
     return tuple(sorted(other for other in there if other > trail.root and other not in known))
-
-
-def _one(step: int, among: Collection[int], wanted: bool) -> tuple[int, ...]:
-    return (step,) if wanted and step in among else ()
 
 
 def _taken(directory: str, step: int, trail: Trail, there: Collection[int]) -> CheckpointExists:

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from ckpt_core._background import PendingSave, unfinished, wait_for_saves
 from ckpt_core._errors import ANSWERS, CheckpointError, GraceExceeded, at_the_call
 from ckpt_core._fork import HOME, forked
-from ckpt_core._processes import Processes
+from ckpt_core._processes import Round
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,19 +30,18 @@ def wait_for_all(
     return late
 
 
-def refuse_if_running(saves: Sequence[SaveSlot], processes: Processes, timeout_secs: float) -> None:
+def refuse_if_running(saves: Sequence[SaveSlot], together: Round) -> None:
     """For ``Options(on_pending="fail")``: CheckpointError on all processes if a save is running on one."""
-    one = next((one for one in saves if one.running), None)
+    processes, one = together.processes, next((one for one in saves if one.running), None)
     mine = "" if one is None else f"{one.directory}: the save of step {one.step}"
     mine = f"{mine} in process {processes.index}" if mine and processes.count > 1 else mine
-    together = processes.round("look for a running save", timeout_secs)
     if mine := together.decide(mine, lambda found: next(filter(None, found), "")):
         raise CheckpointError(
             f"{mine} is still running, and Options(on_pending='fail') does not wait"
         )
 
 
-def settle_all(
+def wait_and_raise(
     saves: Sequence[SaveSlot], secs_left: Callable[[], float | None] = lambda: None
 ) -> None:
     """Blocks until every save has ended; raises an error that no caller has received yet."""
@@ -157,25 +156,13 @@ class SaveSlot:
                 )
 
 
-@dataclass
-class Turns:
-    """The lock of one object, its background saves and the name of the running call; see ``in_turn``."""
-
-    directory: str
-    saves: Sequence[SaveSlot]
-    timeout_secs: float
-    # RLock is implemented in C: a signal handler cannot interrupt its acquire or release.
-    lock: Any = field(default_factory=threading.RLock)
-    doing: str | None = None
-
-
 def in_turn(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """Decorator: the method waits until no other thread is in a decorated method of the object, and until others in this
-    process have saved there, unless it closes, or is ``load``, which waits for its step alone. A call that would wait for
-    itself raises CheckpointError: from another call (a signal handler, a listener, a policy), or from a background save.
+    """Decorator: the method waits until no other thread is in a decorated method of the object's run, and until others in
+    this process have saved there, unless it closes, or is ``load``, which waits for its step alone. A call that would wait
+    for itself raises CheckpointError: from a signal handler, a listener or a policy, or from a background save.
     """
     name, code = method.__name__, method.__code__
-    waits = name not in ("close", "_end", "load")
+    waits = name not in ("close", "load")
     # an item may be called step, too
     unnamed_step = "step" in code.co_varnames[: code.co_posonlyargcount]
 
@@ -186,27 +173,27 @@ def in_turn(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[An
             raise TypeError(f"the step comes first, without a name: write {name}({step!r}, ...)")
         if os.getpid() != HOME.pid:
             raise forked()  # a lock that was held at the fork stays locked forever in the child
-        turns: Turns = self._turns
-        if any(save.is_this_thread for save in turns.saves):
-            raise _refusal(turns, name, "its save in the background")
-        with turns.lock:
-            if turns.doing is not None:
-                raise _refusal(turns, name, f"{turns.doing}()")
-            turns.doing = name
+        run = self._run
+        if any(save.is_this_thread for save in run.slots):
+            raise _refusal(run.steps.directory, name, "its save in the background")
+        with run.lock:
+            if run.doing:
+                raise _refusal(run.steps.directory, name, f"{run.doing}()")
+            run.doing = name
             try:
                 if unfinished and waits:
-                    wait_for_others(turns.saves, turns.timeout_secs)
+                    wait_for_others(run.slots, run.steps.options.timeout_secs)
                 return method(self, *args, **kwargs)
             except ANSWERS as error:
                 raise at_the_call(error)  # noqa: B904
             finally:
-                turns.doing = None
+                run.doing = ""
 
     return taking_turns
 
 
-def _refusal(turns: Turns, name: str, inside: str) -> CheckpointError:
+def _refusal(directory: str, name: str, inside: str) -> CheckpointError:
     return CheckpointError(
-        f"{turns.directory}: {name}() was called from within {inside}, by a signal handler, a listener or "
+        f"{directory}: {name}() was called from within {inside}, by a signal handler, a listener or "
         "a policy: this would deadlock. Set a flag there instead, and make the call after that one returns"
     )

@@ -76,17 +76,6 @@ class Lease:
         except CheckpointCorrupt:
             return True
 
-    def try_to_claim(self) -> None:
-        """The same before a restore, which works without: only logs why it cannot be taken."""
-        try:
-            self.claim()
-        except (OSError, CheckpointError) as error:
-            logger.warning(
-                "%s could not be claimed, so a run that still saves there is not stopped, and saves may fail, too: %s",
-                self._directory,
-                error,
-            )
-
     def check(self) -> None:
         """Raises CheckpointError if this writer no longer owns the directory; called right before a commit."""
         for _ in range(_TRIES):

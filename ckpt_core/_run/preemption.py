@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
@@ -20,57 +20,15 @@ _NEXT_SAVE_SECS = 10.0
 """So long after the signal a loop goes on for the next save, if the last step was declined just before it."""
 
 
-class StopSignal:
-    """Records SIGTERM, or the given signals, and calls the handler that was installed before. ``listen`` installs one
-    handler for all objects, which Python allows the main thread alone. Where none was before, the first signal is only
-    recorded, so that the run can save; the second one, which all listening objects have seen, ends the process. A forked
-    child gets the earlier handlers. With ``passes_on`` each signal raises SIGTERM here, for somebody else, and none ends
-    the process.
-    """
-
-    def __init__(self, names: Sequence[str], *, passes_on: bool) -> None:
-        self.numbers = [signal.Signals[name] for name in names]
-        self.passes_on = passes_on
-        self._closed = self._warned_of_thread = False
-        self.noticed_at: float | None = None  # time.monotonic() of the first signal
-
-    def listen(self) -> None:
-        """Installs the handler, unless installed or closed; warns once outside the main thread."""
-        if self._closed or self in _listeners:
-            return
-        if threading.current_thread() is not threading.main_thread():
-            if not self._warned_of_thread:
-                self._warned_of_thread = True
-                logger.warning(
-                    "%s will not be noticed: Python lets only the main thread listen, and this is "
-                    "%r. Make the Checkpointer, or ask should_stop once, there",
-                    ", ".join(number.name for number in self.numbers),
-                    threading.current_thread().name,
-                )
-            return
-        _listeners.append(self)
-        for number in self.numbers:
-            if signal.getsignal(number) is not _on_signal:
-                _previous.setdefault(number, []).append(signal.signal(number, _on_signal))
-
-    def close(self) -> None:
-        """Restores the earlier handlers if nobody listens; beneath a later one, or in another thread, ours only calls on."""
-        self._closed = True
-        if self in _listeners:
-            _listeners.remove(self)
-        if threading.current_thread() is threading.main_thread():
-            _restore([number for number in self.numbers if not _listening(number)])
-
-
 _PID = os.getpid()
-_listeners: list[StopSignal] = []
+_listeners: weakref.WeakSet[Preemption] = weakref.WeakSet()
 _previous: dict[int, list[Any]] = {}
 """The handlers in whose places ours was installed, also again over a later one; the first one first."""
 _calls: dict[int, list[bool]] = {}
 """Of a signal, for each handler that is being called, whether all listeners had seen it before."""
 
 
-def _listening(number: int) -> list[StopSignal]:
+def _listening(number: int) -> list[Preemption]:
     return [one for one in _listeners if number in one.numbers]
 
 
@@ -100,10 +58,11 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def _restore(numbers: Iterable[int]) -> None:
-    """Puts the earlier handlers back where ours is the one that is installed."""
-    for number in numbers:
-        if signal.getsignal(number) is _on_signal:
-            signal.signal(number, _previous[number].pop())
+    """Puts the earlier handlers back where nobody listens, and ours is the one that is installed."""
+    if threading.current_thread() is threading.main_thread():  # no other may
+        for number in numbers:
+            if not _listening(number) and signal.getsignal(number) is _on_signal:
+                signal.signal(number, _previous[number].pop())
 
 
 def _begin_child() -> None:
@@ -119,30 +78,49 @@ class Preemption:
     """Whether the run was asked to stop: by a signal to this process or, with several, by agreement. Then jax's
     preemption service hears SIGTERM in each, and its sync point gives all the same step; a handler of ours would take
     SIGTERM away from it, so other signals alone are heard, and passed on as SIGTERM. A policy that ``listens`` makes this
-    object listen.
+    object listen: one handler, for all objects, also calls the one that was installed before. Where none was, the first
+    signal is only recorded, so that the run can save; the second one, which all have seen, ends the process.
     """
 
     def __init__(self, processes: Processes, policy: object, options: Options) -> None:
         self._alone = processes.count == 1
+        self.passes_on = not self._alone
         self._asked = bool(getattr(policy, "listens", False))
         self._others = [name for name in options.stop_signals if name != "SIGTERM"]
         heard = options.stop_signals if self._alone else self._others
-        self._signal = StopSignal(heard, passes_on=not self._alone)
+        self.numbers = [signal.Signals[name] for name in heard]
+        self.noticed_at: float | None = None  # time.monotonic() of the first signal
         self._agreed_at: float | None = None
         self.step = 0  # that the run has reached; all processes set it at each step
         self._asked_at_step: int | None = None
-        self._told_of_no_service = False
+        self._closed = self._told_of_thread = self._told_of_no_service = False
         self._declined_unaware = False
         self._grace_secs = options.grace_secs
         # A Checkpointer dropped without close() must not keep swallowing signals.
-        weakref.finalize(self, self._signal.close).atexit = False
+        weakref.finalize(self, _restore, self.numbers).atexit = False
         if self._asked:
             self._listen()
 
     def _listen(self) -> None:
+        """Installs the handler, unless installed or closed; warns once outside the main thread."""
         # without the service nobody would get what is passed on, and SIGTERM would end this process
-        if self._alone or (self._others and preemption_service_listens()):
-            self._signal.listen()
+        heard = self._alone or (self._others and preemption_service_listens())
+        if not heard or self._closed or self in _listeners:
+            return
+        if threading.current_thread() is not threading.main_thread():
+            if not self._told_of_thread:
+                self._told_of_thread = True
+                logger.warning(
+                    "%s will not be noticed: Python lets only the main thread listen, and this is "
+                    "%r. Make the Checkpointer, or ask should_stop once, there",
+                    ", ".join(number.name for number in self.numbers),
+                    threading.current_thread().name,
+                )
+            return
+        _listeners.add(self)
+        for number in self.numbers:
+            if signal.getsignal(number) is not _on_signal:
+                _previous.setdefault(number, []).append(signal.signal(number, _on_signal))
 
     @property
     def should_stop(self) -> bool:
@@ -150,12 +128,11 @@ class Preemption:
         self._listen()
         if not self._alone:
             return self._agreed(self.step)
-        noticed_at = self._signal.noticed_at
-        if noticed_at is None:
+        if self.noticed_at is None:
             return False
         # If the signal came after the policy had declined this step, a loop that stops here would lose it: the next step
         # is saved first. A loop that does not save every step must not wait for that for long.
-        waits = self._declined_unaware and time.monotonic() < noticed_at + _NEXT_SAVE_SECS
+        waits = self._declined_unaware and time.monotonic() < self.noticed_at + _NEXT_SAVE_SECS
         return not waits
 
     def decided(self, saved: bool, preempted: bool) -> None:
@@ -169,13 +146,13 @@ class Preemption:
     def wants(self, step: int) -> bool:
         """For save policies: whether to save this step because the run will stop."""
         if self._alone:
-            return self._signal.noticed_at is not None
+            return self.noticed_at is not None
         return self._asked and self._agreed(step)
 
     @property
     def will_stop(self) -> bool:
         """Whether this process already knows that the run will stop; does not communicate."""
-        return self._signal.noticed_at is not None if self._alone else self._agreed_at is not None
+        return self.noticed_at is not None if self._alone else self._agreed_at is not None
 
     def _agreed(self, step: int) -> bool:
         # Ask the sync point once per step; once all agreed to stop, that is final.
@@ -196,11 +173,13 @@ class Preemption:
 
     def secs_left(self) -> float | None:
         """Seconds left of the grace period; None before the signal or without ``grace_secs``."""
-        told_at = [at for at in (self._signal.noticed_at, self._agreed_at) if at is not None]
+        told_at = [at for at in (self.noticed_at, self._agreed_at) if at is not None]
         if self._grace_secs is None or not told_at:
             return None
         return max(0.0, min(told_at) + self._grace_secs - time.monotonic())
 
     def close(self) -> None:
-        """Stops listening and restores the earlier handlers."""
-        self._signal.close()
+        """Stops listening; restores the earlier handlers, beneath a later one or in another thread ours only calls on."""
+        self._closed = True
+        _listeners.discard(self)
+        _restore(self.numbers)

@@ -16,13 +16,13 @@ from typing import Any
 from ckpt_core._directory import is_locked, why_immovable
 from ckpt_core._errors import CheckpointError
 from ckpt_core._format.record import RECORD_FILE
-from ckpt_core._operation import Event, Kind, logger, tell
+from ckpt_core._operation import Event, logger, tell
 from ckpt_core._run import history
 from ckpt_core._run.history import Changes, Identity, SaveRequest, Trail
 from ckpt_core._run.lease import Lease
 from ckpt_core._run.policies import keep
 from ckpt_core._run.run_file import RUN_FILE, Removal, RunFile
-from ckpt_core._run.steps import Listing, RunDirectory, unless_wanted
+from ckpt_core._run.steps import Listing, RunSteps, unless_wanted
 
 DAMAGED = "damaged"
 """Directory, next to the steps, for steps that could not be restored."""
@@ -36,7 +36,7 @@ _READER_SECS = 30.0  # maximum time that a save waits for readers of a step that
 class Disk:
     """The steps in the persistent directory of a run, which process 0 alone changes, as ``history`` decides."""
 
-    run: RunDirectory
+    steps: RunSteps
     policy: keep.KeepPolicy | None  # None: all stay
     lease: Lease
     _unneeded_since: dict[int, float] = field(default_factory=dict[int, float])
@@ -67,13 +67,12 @@ class Disk:
             changes = changes._replace(persistent_first=True)
         if changes.detached and not begins:
             lineage = ""
-        run, moves = listing.run, self.run.local
+        run = listing.run
         if lineage and run.name:
             run = run.branch(lineage, history.lineage_bound(changes, request.step, trail))
-        removals: list[Removal] = []
-        for steps, into in ((changes.retire, RETIRED), (changes.set_aside, DAMAGED)):
-            if steps:
-                removals += self.removals_of(steps, listing, into if moves else None)
+        retired, damaged = (RETIRED, DAMAGED) if self.steps.local else (None, None)
+        removals = self.removals_of(changes.retire, listing, retired)
+        removals += self.removals_of(changes.set_aside, listing, damaged)
         if removals or lineage:
             self.lease.check()
         if removals or run != listing.run:
@@ -84,8 +83,8 @@ class Disk:
 
     def changes(self, trail: Trail, request: SaveRequest, there: Collection[int]) -> Changes:
         """The changes of a save, given what is there; logs a step that is saved beside newer ones."""
-        path = self.run.path
-        changes = history.decide_changes(trail, request, there, path, self.run.local)
+        path = self.steps.directory
+        changes = history.decide_changes(trail, request, there, path, self.steps.local)
         if changes.detached and (newer := sorted(other for other in there if other > request.step)):
             logger.warning(
                 "%s: step %d is saved with force=True, and is older than %s: restore_latest goes on from "
@@ -102,14 +101,14 @@ class Disk:
             logger.warning(
                 "%s: step %d is saved after step %d, of which this Checkpointer has restored nothing: if training goes on from "
                 "there, call restore_latest() before the first save; if it begins anew, take another directory",
-                self.run.path,
+                self.steps.directory,
                 step,
                 older,
             )
 
     def look(self, wait_secs: float = 0.0) -> Listing:
         """The steps, after what a dead writer was removing is gone."""
-        steps = self.run.steps
+        steps = self.steps
         listing = steps.look()
         if not (run := listing.run).removals:
             return listing
@@ -129,11 +128,11 @@ class Disk:
             unknown = [*filter(listing.has, others)]
             foreign = history.committed_by_others(trail, step, unknown) if unknown else ()
             if foreign:
-                into = RETIRED if self.run.local else None
+                into = RETIRED if self.steps.local else None
                 self.remove(self.removals_of(foreign, listing, into), listing)
                 self._log_retired(Changes(Identity(step, ""), foreign), listing)
         except (OSError, CheckpointError) as error:
-            logger.warning("%s: nothing is deleted: %s", self.run.path, error)
+            logger.warning("%s: nothing is deleted: %s", self.steps.directory, error)
             return
         if self.policy is not None:
             self._delete_unneeded(step, listing, {*foreign}, trail.damaged)
@@ -142,7 +141,7 @@ class Disk:
         moved = [step for step in changes.retire if step in listing.names]
         if not moved:
             return
-        path, moves = self.run.path, self.run.local
+        path, moves = self.steps.directory, self.steps.local
         logger.warning(
             "%s: training goes on from %s, of which %s no continuation: %s %s",
             path,
@@ -157,15 +156,14 @@ class Disk:
         self.lease.check_if_claimed()
         listing = self.look()
         if step not in local:
-            self.run.steps.refuse_absent(step, local)
-        removals = self.removals_of([step], listing, self.run.options.trash_directory)
+            self.steps.refuse_absent(step, local)
+        removals = self.removals_of([step], listing, self.steps.options.trash_directory)
         self.refuse_read(removals)
         run = listing.run
         if run.name:
             run = run.without(step)
-            newer = listing.committed(other for other in listing.names if other >= step)
-            newest = max({*newer, *local}, default=step) == step
-            if newest and not self.lease.is_of_another():
+            newer = any(other > step and listing.has(other) for other in listing.names)
+            if not newer and max(local, default=step) <= step and not self.lease.is_of_another():
                 # Newer ones of a host that is away were continued from it. Where this is a tool beside a run that
                 # goes on, what that run has saved since, or saves now, counts.
                 run = run.branch(secrets.token_hex(8), step - 1)
@@ -179,15 +177,14 @@ class Disk:
         listing = self.look()
         there = listing.committed()
         newer = [other for other in there if other > step]
-        removals = self.removals_of(newer, listing, self.run.options.trash_directory)
+        removals = self.removals_of(newer, listing, self.steps.options.trash_directory)
         self.refuse_read(removals)
         run = listing.run
         target = max((other for other in {*there, *local} if other <= step), default=None)
         token = None if target is None else local.get(target)
-        if target is not None and (here := listing.directories(target)):
-            found = self.run.steps.saved(here[0]).token
-            if token is None or run.newer(target, found, than=token):
-                token = found
+        found = None if target is None else listing.token(target)
+        if target is not None and found is not None:
+            token = found if token is None or run.newer(target, found, than=token) else token
         branch = run.branch(secrets.token_hex(8), step) if run.name else run
         if removals or branch != run:
             self.remove(removals, listing, branch)
@@ -195,7 +192,7 @@ class Disk:
         if gone and target is None:
             logger.warning(
                 "%s: rollback_to(%d) has deleted every step, for none is as old as that: training begins anew",
-                self.run.path,
+                self.steps.directory,
                 step,
             )
         place = None if target is None else [target, token]
@@ -210,39 +207,43 @@ class Disk:
         if len(steps) < 2:
             return
         kept, now = self._kept(steps, listing, damaged), time.monotonic()
-        before, grace_secs = self._unneeded_since, self.run.options.delete_grace_secs
+        before, grace_secs = self._unneeded_since, self.steps.options.delete_grace_secs
         since = {step: before.get(step, now) for step in steps if step not in kept}
         self._unneeded_since = {**since}
         for step in since:
             if now - since[step] < grace_secs:
                 continue
-            try:
-                self._delete(step, listing)
-            except BlockingIOError:
-                path = self.run.steps.path(step, listing)
-                logger.info("%s is being read, or waited for, and stays for now", path)
-            except (OSError, CheckpointError) as error:
-                logger.warning("could not delete %s: %s", self.run.steps.path(step, listing), error)
-                self._send_event("delete_failed", step, error)
+            # the first name is the one that counts: it goes last, so that no older one counts in between
+            for name in reversed(self._own(listing.directories(step))):
+                path = f"{self.steps.directory}/{name}"
+                try:
+                    with unless_wanted(path, self.steps.local):
+                        self._drop(Removal(name, step, "", self.steps.options.trash_directory))
+                except BlockingIOError:
+                    logger.info("%s is being read, or waited for, and stays for now", path)
+                    break
+                except (OSError, CheckpointError) as error:
+                    logger.warning("could not delete %s: %s", path, error)
+                    break
 
     def clean(self) -> None:
         """Removes the temporary directories that dead writers left of unfinished saves; on process 0 alone."""
-        removed = self.run.backend.clean(self.run.path)
+        removed = self.steps.backend.clean(self.steps.directory)
         if removed:
-            logger.info("%s: removed %d unfinished saves", self.run.path, len(removed))
+            logger.info("%s: removed %d unfinished saves", self.steps.directory, len(removed))
 
     def removals_of(
         self, steps: Iterable[int], listing: Listing, into: str | None
     ) -> list[Removal]:
         """The steps of a listing among ``steps``, under every directory name that they have; ``into`` None deletes them."""
-        saved, names = self.run.steps.saved, listing.directories
+        saved, names = self.steps.saved, listing.directories
         return [Removal(name, one, saved(name).token, into) for one in steps for name in names(one)]
 
     def refuse_read(self, steps: Sequence[Removal]) -> None:
         """Raises CheckpointError if one of the steps is being read."""
         for one in steps:
-            path = f"{self.run.path}/{one.name}"
-            if self.run.local and is_locked(f"{path}/{RECORD_FILE}"):
+            path = f"{self.steps.directory}/{one.name}"
+            if self.steps.local and is_locked(f"{path}/{RECORD_FILE}"):
                 raise CheckpointError(
                     f"{path} is being read, by this process or another: try again when that has ended"
                 )
@@ -259,7 +260,10 @@ class Disk:
         removes it.
         """
         after = listing.run if run is None else run
-        self._refuse_immovable(steps)
+        names = (name for one in steps for name in (one.name, one.into) if name)
+        for path in (f"{self.steps.directory}/{name}" for name in names if self.steps.local):
+            if why := why_immovable(path):  # another user's, who did not share it
+                raise PermissionError(errno.EACCES, why, path)
         # so no step goes before one that continues it
         newest_first = tuple(sorted(steps, key=lambda one: -one.step))
         noted = after != listing.run or len(steps) > 1
@@ -269,76 +273,55 @@ class Disk:
         if noted and steps:
             self._put(after)
 
-    def _refuse_immovable(self, steps: Sequence[Removal]) -> None:
-        """Raises PermissionError, before anything is removed, if a step is another user's who did not share it."""
-        names = (name for one in steps for name in (one.name, one.into) if name)
-        for path in (f"{self.run.path}/{name}" for name in names if self.run.local):
-            if why := why_immovable(path):
-                raise PermissionError(errno.EACCES, why, path)
-
     def _put(self, run: RunFile) -> None:
         self.lease.check_if_claimed()
         if run == RunFile():
-            self.run.backend.remove(self.run.path, RUN_FILE)
+            self.steps.backend.remove(self.steps.directory, RUN_FILE)
         else:
-            self.run.backend.put(self.run.path, RUN_FILE, run.dump())
+            self.steps.backend.put(self.steps.directory, RUN_FILE, run.dump())
 
     def _remove_all(self, steps: Iterable[Removal], wait_secs: float) -> None:
         deadline = time.monotonic() + wait_secs
         for one in steps:
             self.lease.check_if_claimed()
-            self._drop(one, deadline)
+            while True:
+                try:
+                    self._drop(one)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        raise CheckpointError(
+                            f"{self.steps.directory}/{one.name} must be moved away first, but it is being read: try again "
+                            "when the read has ended"
+                        ) from None
+                    time.sleep(_PAUSE_SECS)
         self.lease.check_if_claimed()
 
-    def _drop(self, removal: Removal, deadline: float) -> None:
-        path = f"{self.run.path}/{removal.name}"
-        self._forget(removal.step)
-        while True:
-            try:
-                self.run.backend.delete(path, removal.into)
-            except FileNotFoundError:
-                return  # whoever began to remove it was further than it seemed
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise CheckpointError(
-                        f"{path} must be moved away first, but it is being read: try again when the read has ended"
-                    ) from None
-                time.sleep(_PAUSE_SECS)
-            except (OSError, CheckpointError) as error:
-                self._send_event("delete_failed", removal.step, error)
-                raise
-            else:
-                break
-        if removal.into == DAMAGED:
-            logger.warning("%s is damaged, and was moved to %s", path, DAMAGED)
-        elif removal.into is None:
-            logger.info("deleted %s", path)
-        self._send_event("deleted", removal.step)
-
-    def _delete(self, step: int, listing: Listing) -> None:
-        trash = self.run.options.trash_directory
-        # the first name is the one that counts: it goes last, so that no older one counts in between
-        for name in reversed(self._own(listing.directories(step))):
-            path = f"{self.run.path}/{name}"
-            with unless_wanted(path, self.run.local):
-                self.run.backend.delete(path, trash)
-            logger.info("deleted %s", path)
-        self._forget(step)
-        self._send_event("deleted", step)
-
-    def _forget(self, step: int) -> None:
+    def _drop(self, removal: Removal) -> None:
+        """Removes one directory; BlockingIOError if it is being read."""
+        path, step = f"{self.steps.directory}/{removal.name}", removal.step
+        listener = self.steps.options.on_event
+        event = Event(kind="deleted", path=self.steps.new_path(step), step=step)
+        try:
+            self.steps.backend.delete(path, removal.into)
+        except FileNotFoundError:
+            return  # whoever began to remove it was further than it seemed
+        except (OSError, CheckpointError) as error:
+            if not isinstance(error, BlockingIOError):
+                tell(replace(event, kind="delete_failed", error=error), listener)
+            raise
         self._unneeded_since.pop(step, None)
         self._known.pop(step, None)
-
-    def _send_event(self, kind: Kind, step: int, error: Exception | None = None) -> None:
-        path = self.run.steps.new_path(step)
-        event = Event(kind=kind, path=path, step=step, error=error)
-        tell(event, self.run.options.on_event)
+        if removal.into == DAMAGED:
+            logger.warning("%s is damaged, and was moved to %s", path, DAMAGED)
+        elif removal.into != RETIRED:
+            logger.info("deleted %s", path)
+        tell(event, listener)
 
     def explain(self, damaged: Set[int]) -> dict[int, str]:
         """For every step whether it stays, and why."""
         self._known.clear()  # another process may have written steps since
-        listing = self.run.steps.look()
+        listing = self.steps.look()
         steps = listing.committed()
         kept = self._kept(steps, listing, damaged)
         return {
@@ -348,13 +331,11 @@ class Disk:
 
     def _facts(self, step: int, listing: Listing) -> keep.StepFacts | None:
         """The policy's input for a step; cached, since thousands of steps may stay."""
-        facts = self._known.get(step)
-        if facts is None:
+        if step not in self._known:
             with contextlib.suppress(CheckpointError, OSError):  # what cannot be read stays
-                facts = self.run.steps.facts(step, listing)
-        if facts is not None:
-            self._known[step] = facts
-        return facts
+                if (facts := self.steps.facts(step, listing)) is not None:
+                    self._known[step] = facts
+        return self._known.get(step)
 
     def _kept(self, steps: list[int], listing: Listing, damaged: Set[int]) -> dict[int, str]:
         # A damaged step must not count as one of the ``max_to_keep``: no run can resume from it.
@@ -380,7 +361,7 @@ class Disk:
 
     def _own(self, names: Iterable[str]) -> list[str]:
         """Of the directories of a step those whose prefix this run's steps have, or none: no policy deletes others."""
-        other = self.run.steps.names.is_of_another_series
+        other = self.steps.names.is_of_another_series
         return [name for name in names if not other(name)]
 
     def _keep_unranked(
@@ -406,7 +387,7 @@ class Disk:
             )
         if said and not self._said_no_metric:
             self._said_no_metric = True
-            logger.warning("%s: %s. This is said once", self.run.path, said)
+            logger.warning("%s: %s. This is said once", self.steps.directory, said)
 
 
 def _named(metrics: Iterable[str]) -> str:
@@ -431,18 +412,19 @@ class SaveGuard:
             self.disk.make_room(self.trail, self.request, "", ())
 
     def check(self) -> None:
-        self.disk.lease.check()
-        directory, step = self.disk.run, self.request.step
+        disk, steps, step = self.disk, self.disk.steps, self.request.step
+        disk.lease.check()
         if self.changes.replaces:
             # No older save of this number in local directories counts, because until the commit the persistent copy does.
             # Without a persistent copy an older local one is all that there is, and still counts.
-            run = directory.steps.run_file()
+            run = steps.run_file()
             marked = run.overwritten(step, self.token)
-            if run.name and marked != run and directory.steps.has(step):
-                directory.backend.put(directory.path, RUN_FILE, marked.dump())
-        elif directory.local and directory.backend.exists(self.path):
-            listing = directory.steps.look()
+            if run.name and marked != run and steps.look().has(step):
+                steps.backend.put(steps.directory, RUN_FILE, marked.dump())
+        elif steps.local and steps.backend.exists(self.path):
+            listing = steps.look()
             if listing.has(step):  # the previous writer committed it meanwhile
-                self.disk.lease.check()  # or a newer one
-                removals = self.disk.removals_of([step], listing, RETIRED)
-                self.disk.remove(removals, listing, wait_secs=_READER_SECS)
+                disk.lease.check()  # or a newer one
+                disk.remove(
+                    disk.removals_of([step], listing, RETIRED), listing, wait_secs=_READER_SECS
+                )

@@ -1,4 +1,4 @@
-"""A run: saves, restores, deletes and rolls back its steps, in all tiers.
+"""A run: saves its steps, in all tiers.
 
 What a call does to the steps is decided by ``history``, from a listing and this writer's trail; process 0
 decides and changes the directory, and the others get its decision.
@@ -7,29 +7,31 @@ decides and changes the directory, and the others get its decision.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import secrets
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckpt_core import _adapters, _load
-from ckpt_core._devices.transfer import Copy, Staging
-from ckpt_core._directory import check_step
-from ckpt_core._errors import CheckpointCorrupt, CheckpointError, GraceExceeded, is_visible
-from ckpt_core._operation import logger
-from ckpt_core._results import RestoredStep
+from ckpt_core._devices.transfer import Staging
+from ckpt_core._directory import MAX_STEP, check_step
+from ckpt_core._errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointNotFound,
+    GraceExceeded,
+    is_visible,
+)
 from ckpt_core._run import history
 from ckpt_core._run.decision import LOOK_SECS, STORE_LOOK_SECS, SaveDecision, SaveNow
 from ckpt_core._run.history import Changes, Identity, SaveRequest, Trail
 from ckpt_core._run.in_flight import (
     SaveSlot,
-    raise_failures,
     refuse_if_running,
-    settle_all,
+    wait_and_raise,
     wait_for_all,
 )
 from ckpt_core._run.lease import Lease
@@ -37,10 +39,14 @@ from ckpt_core._run.policies import keep, when
 from ckpt_core._run.preemption import Preemption
 from ckpt_core._run.retention import Disk, SaveGuard
 from ckpt_core._run.run_file import parse_run_file
-from ckpt_core._run.steps import Following, RunDirectory
-from ckpt_core._run.tiers import LocalTier, StepToSave, Tiers, open_local
+from ckpt_core._run.steps import Following, RunSteps, facts_of
+from ckpt_core._run.tiers import LocalTier, open_local
 from ckpt_core._run.unread import UnreadValues
 from ckpt_core._save import Links, RecordFields, Save, make_job, take_snapshot
+from ckpt_core._saved import Checkpoint
+
+Write = tuple[SaveSlot, Save, Callable[[], None]]
+"""The save of one step to one tier: where it runs, and the work of its thread."""
 
 
 class Run:
@@ -48,66 +54,55 @@ class Run:
 
     def __init__(
         self,
-        directory: RunDirectory,
+        steps: RunSteps,
         save_policy: when.Decision,
         keep_policy: keep.KeepPolicy | None,
         *,
         local_directory: str | os.PathLike[str] | None,
         asynchronous: bool,
     ) -> None:
-        options, processes = directory.options, directory.processes
-        self.directory = directory
-        self._steps = directory.steps
-        self._options = options
-        self._processes = processes
+        options, processes = steps.options, steps.processes
+        self.steps = steps
         self._asynchronous = asynchronous
-        self.disk = Disk(directory, keep_policy, Lease(directory.path, directory.backend))
+        self.disk = Disk(steps, keep_policy, Lease(steps.directory, steps.backend))
         self.local: LocalTier | None = None
         if local_directory is not None:
-            self.local = open_local(local_directory, directory)
-        self.tiers = Tiers(directory, self.local)
-        self._persistent = SaveSlot(directory.path)
+            self.local = open_local(local_directory, steps)
+        self._persistent = SaveSlot(steps.directory)
         local = [] if self.local is None else [self.local.in_flight]
         self.slots = [*local, self._persistent]  # for a save in flight, the local tier first
         persist = options.persist_policy
         listening = save_policy if persist is None else when.any_of(save_policy, persist)
         self.preemption = Preemption(processes, listening, options)
         # the opening counts as a look; several processes go by steps, and take up their pace from here
-        first_look = time.monotonic() + (LOOK_SECS if directory.local else STORE_LOOK_SECS)
+        first_look = time.monotonic() + (LOOK_SECS if steps.local else STORE_LOOK_SECS)
         due = first_look if processes.count == 1 else 10
-        self._save_now = SaveNow(directory, self._persistent, due)
-        asked = processes, options.timeout_secs, self.preemption
-        self.decision = SaveDecision(*asked, save_policy, self.tiers.latest, self._save_now)
-        self._persist_decision = (
-            None if persist is None else SaveDecision(*asked, persist, directory.steps.latest)
-        )
-        self.following = Following(directory)
-        self._unread = UnreadValues()
-        self._links = Links()
+        self._save_now = SaveNow(steps, self._persistent, due)
+        asked = steps, self.preemption
+        self.decision = SaveDecision(*asked, save_policy, self._save_now)
+        self._persist_decision = None if persist is None else SaveDecision(*asked, persist)
+        self.following = Following(steps)
+        self.unread = UnreadValues()
+        self.links = Links()
         self._stagings = [Staging(options.max_host_bytes) for _ in self.slots]
         self.closed = False
+        # An RLock is implemented in C: a signal handler cannot interrupt its acquire or release.
+        self.lock, self.doing = threading.RLock(), ""  # and the name of the call that holds it
         # Where this writer stands. What the threads of its saves find out is added at the next call.
         self.trail = Trail()
         self._outcomes: deque[Callable[[Trail], Trail]] = deque()
         self._persisted = ""  # token of the last save that the persistent directory got
-        self._said_repeated = self.listed = False
-        if not directory.read_only:
-            self.on_first("open a run", self.disk.clean)
+        self.listed = False  # whether the caller has asked what is there
+        if not steps.read_only:
+            steps.on_first("open a run", self.disk.clean)
 
     def refuse_unless_open(self, call: str) -> None:
         """Raises CheckpointError if this Checkpointer is closed or must not write."""
-        where = self.directory.path
+        where = self.steps.directory
         if self.closed:
             raise CheckpointError(f"{where}: this Checkpointer was closed")
-        if self.directory.read_only:
+        if self.steps.read_only:
             raise CheckpointError(f"{where}: {call}() on a Checkpointer with read_only=True")
-
-    def check_before_save(self, step: int) -> int:
-        """The number of a step that is about to be saved; raises the error of the previous save."""
-        self.refuse_unless_open("save")
-        raise_failures(self.slots)
-        self.preemption.step = step = check_step(step)
-        return step
 
     def save(
         self,
@@ -129,12 +124,11 @@ class Run:
             newest = trail.head if running_steps[0] is None else running_steps[0]
             overwrite = force and step == newest and self._is_local_only(step)
             if not overwrite:
-                self._say_repeated(step)
                 return False
-        self._unread.check_on_all(items, self._processes, self._options.timeout_secs)
-        if not force and not self.decision.wants(step, self.slots[0].running):
+        self.unread.check_on_all(items, self.steps)
+        if not force and not self.decision.wants(step, self.slots[0].running, self.latest):
             return False
-        self._unread.watch_pipelines(items)
+        self.unread.watch_pipelines(items)
         persists = self.local is None or force or self._wants_persistent(step)
         replaces = overwrite and (step in trail.own or step in running_steps)
         replaces = replaces or step in trail.uncertain or step in trail.damaged
@@ -143,28 +137,13 @@ class Run:
         untracked = running_steps[-1] not in (None, running_steps[0], *trail.own)
         in_all = persists or replaces_local or overwrite or untracked
         to_wait_for = self.slots if in_all else self.slots[:1]
-        if self._options.on_pending == "fail":
-            refuse_if_running(to_wait_for, self._processes, self._options.timeout_secs)
-        settle_all(to_wait_for)
+        if self.steps.options.on_pending == "fail":
+            refuse_if_running(to_wait_for, self.steps.round("look for a running save"))
+        wait_and_raise(to_wait_for)
         request = SaveRequest(step, overwrite, force, not self.listed)
         changes = self._change_steps(request, replaces_local)
-        self.trail = replace(self.trail, saves=self.trail.saves + 1)
-        token = self.trail.token
-        persists = persists or changes.persistent_first
-        # a local save may begin while a persistent one still reads its buffers
-        staging = self._stagings[-1 if persists else 0]
-        release = staging.lend((self.local is not None) + persists)
-        contents = StepToSave(step, items, fields, token, changes.base, release=release)
-        if changes.detached:
-            # it has left nothing: the next save looks at the steps again
-            self.trail = replace(self.trail, lineage="")
-        in_thread = self._asynchronous or self.local is not None
-        self._start(contents, request, changes, persists, staging.copy if in_thread else None)
+        self._start(items, fields, request, changes, persists or changes.persistent_first)
         return True
-
-    def wants(self, step: int) -> bool:
-        """Whether the policy wants this step; all processes must call it."""
-        return not self.directory.read_only and self.decision.wants(step, self.slots[0].running)
 
     def _wants_persistent(self, step: int) -> bool:
         """Whether this save also goes to the persistent directory; all processes must call it."""
@@ -172,34 +151,26 @@ class Run:
         last = self.preemption.wants(step) or self.preemption.will_stop
         last = last or self._save_now.step == step  # somebody wants to take it away
         asked = self._persist_decision
-        return (asked is None or asked.wants(step, self._persistent.running)) or last
+        if asked is None:
+            return True
+        return asked.wants(step, self._persistent.running, self.steps.latest) or last
 
     def _is_local_only(self, step: int) -> bool:
         """Whether a step that was saved is in no tier but the local one; all processes must call it."""
         if self.local is None:
             return False
-        settle_all(self.slots[-1:])  # it may be on its way
-        return self.on_first("look for a step", lambda: not self._steps.has(step))
+        wait_and_raise(self.slots[-1:])  # it may be on its way
+        return self.steps.on_first("look for a step", lambda: not self.steps.look().has(step))
 
     def _without_removed(self, trail: Trail, step: int) -> Trail:
         """The trail without its steps from a number on, if somebody removed them all. Several processes do not ask."""
-        if self._processes.count > 1 or self.disk.lease.is_of_another():
+        if self.steps.processes.count > 1 or self.disk.lease.is_of_another():
             return trail
-        there, beyond = {*self.tiers.all()}, sorted(one for one in trail.own if one >= step)
+        there, beyond = {*self.all()}, sorted(one for one in trail.own if one >= step)
         if there.isdisjoint(beyond):
             for one in reversed(beyond):
                 self.trail = trail = history.deleted(trail, one, there)
         return trail
-
-    def _say_repeated(self, step: int) -> None:
-        if not self._said_repeated:
-            self._said_repeated = True
-            logger.info(
-                "%s: step %d was saved by this Checkpointer already: it is neither compared nor saved again "
-                "(overwrite=True does that), and save() gives False. This is said once",
-                self.directory.path,
-                step,
-            )
 
     def apply_outcomes(self) -> Trail:
         """The trail, with what the saves of earlier calls became."""
@@ -222,234 +193,211 @@ class Run:
         def make_room() -> tuple[Changes, str, str]:
             if begins:
                 self.disk.lease.claim()
-                self.tiers.refuse_lost_run()
-            held = local.standing if branches and local is not None else ()
+                if local is not None:
+                    local.refuse_lost_run(self.latest)
+            held = local.taken_steps if branches and local is not None else ()
             drawn = secrets.token_hex(8) if branches else ""
             return self.disk.make_room(trail, request, drawn, held, begins=begins)
 
         try:
-            (base, *rest), run, lineage = self.on_first("make room for a step", make_room)
+            (base, *rest), run, lineage = self.steps.on_first("make room for a step", make_room)
         except BaseException:
-            self.forget_stale_local()
+            if local is not None:
+                local.forget_uncounted()
             raise
         if lineage:
             if local is not None:
-                local.delete(parse_run_file(run.encode(), self.directory.path))
+                local.delete(parse_run_file(run.encode(), self.steps.directory))
             self.trail = replace(trail, lineage=lineage, saves=0)
         return Changes(base and Identity(*base), *rest)
 
-    def on_first(self, call: str, work: Callable[[], Any]) -> Any:
-        """The result of ``work``, plain JSON values, which process 0 runs; if it fails, every process raises."""
-        return self._processes.round(call, self._options.timeout_secs).first(work)
-
     def _start(
         self,
-        contents: StepToSave,
+        items: Mapping[str, Any],
+        fields: RecordFields,
         request: SaveRequest,
         changes: Changes,
         persists: bool,
-        copy: Copy | None,
     ) -> None:
         """Takes the snapshot and starts to write it to each tier; if synchronous, blocks until committed."""
-        tier = self.local
+        self.trail = replace(self.trail, saves=self.trail.saves + 1)
+        identity, tier = Identity(request.step, self.trail.token), self.local
+        if changes.detached:
+            # it has left nothing: the next save looks at the steps again
+            self.trail = replace(self.trail, lineage="")
+        # a local save may begin while a persistent one still reads its buffers
+        staging = self._stagings[-1 if persists else 0]
+        release = staging.lend((tier is not None) + persists)
         persistent: Save | None = None
-        writes: list[tuple[SaveSlot, Save, Callable[[], None]]] = []
+        writes: list[Write] = []
         if tier is not None:
-            writes.append((tier.in_flight, *self._prepare_local(tier, contents, changes)))
+            writes.append(self._write_locally(tier, identity, fields, changes, release))
         if persists:
-            persistent = self._prepare_persistent(contents, request, changes)
-            write = functools.partial(self._write, contents, self.trail, changes, persistent)
-            writes.append((self._persistent, persistent, write))
+            writes.append(self._write_persistent(identity, fields, request, changes, release))
+            persistent = writes[-1][1]
         saves = [save for _, save, _ in writes]
         if changes.persistent_first:
             writes.reverse()
-        low = self._asynchronous and self._options.background_priority == "low"
+        in_thread = self._asynchronous or tier is not None
+        low = self._asynchronous and self.steps.options.background_priority == "low"
         try:
             # where local directories take every save, the caller does not wait for the other disk
-            take_snapshot(contents.items, saves, copy, persistent if tier is None else None)
-            self.decision.save_began(contents.step)
+            begins = persistent if tier is None else None
+            take_snapshot(items, saves, staging.copy if in_thread else None, begins)
+            self.decision.save_began(identity.step)
             if persists and self._persist_decision is not None:
-                self._persist_decision.save_began(contents.step)
-            if self._asynchronous or tier is not None:
-                before: SaveSlot | None = None
-                for slot, save, work in writes:
-                    slot.start(contents.step, save.job.target, work, before, low=low)
+                self._persist_decision.save_began(identity.step)
+            before: SaveSlot | None = None
+            for slot, save, work in writes:
+                if in_thread:
+                    slot.start(identity.step, save.job.target, work, before, low=low)
                     before = slot
-            else:
-                for _, _, work in writes:
+                else:
                     work()
         except BaseException as error:
             if persistent is not None and persistent.undo():  # else its thread is running
                 if tier is not None and isinstance(error, Exception):
                     wait_for_all([tier.in_flight])  # it comes before what failed
-                identity = Identity(contents.step, contents.token)
                 self._outcomes.append(lambda trail: history.persistent_failed(trail, identity))
-            if tier is not None and tier.in_flight.step != contents.step:  # it has not started
+            if tier is not None and tier.in_flight.step != identity.step:  # it has not started
                 saves[0].refuse(error)
             raise
         if not self._asynchronous:
-            settle_all(self.slots)
+            wait_and_raise(self.slots)
 
-    def _prepare_local(
-        self, local: LocalTier, contents: StepToSave, changes: Changes
-    ) -> tuple[Save, Callable[[], None]]:
-        """The local save, and what then writes it."""
-        save, work = local.prepare(contents, replaced_first=changes.persistent_first)
+    def _write_locally(
+        self,
+        local: LocalTier,
+        identity: Identity,
+        fields: RecordFields,
+        changes: Changes,
+        release: Callable[[], None],
+    ) -> Write:
+        """Writes and commits the local copies of a step."""
+        first = changes.persistent_first
+        save, work = local.prepare(identity, changes.base, fields, replaced_first=first)
 
-        # what waits for the next call holds no arrays
-        identity = Identity(contents.step, contents.token)
-
-        def save_and_note() -> None:
+        def write() -> None:
             try:
                 # until an overwrite is acknowledged, a restart finds the old value in each tier
-                if changes.persistent_first and self._persisted != identity.token:
-                    text = f"step {identity.step} was not replaced in {self.directory.path}"
+                if first and self._persisted != identity.token:
+                    text = f"step {identity.step} was not replaced in {self.steps.directory}"
                     save.give_up(CheckpointError(text))
                     return  # the other save raises the reason
                 work()
             except BaseException:
-                if contents.step not in local.complete:
+                if identity.step not in local.complete:
                     self._outcomes.append(lambda trail: history.local_failed(trail, identity.step))
                 raise
             finally:
-                contents.release()
+                release()
             self._outcomes.append(lambda trail: history.saved(trail, identity, changes))
 
-        return save, save_and_note
+        return local.in_flight, save, write
 
-    def _prepare_persistent(
-        self, contents: StepToSave, request: SaveRequest, changes: Changes
-    ) -> Save:
-        trail, directory, path = self.trail, self.directory, self._steps.new_path(contents.step)
-        if changes.replaces:  # it may have another name
-            path = self.on_first("find a step", lambda: self._steps.path(contents.step))
-        job = make_job(
-            path,
-            directory.local,
-            directory.backend,
-            self._processes,
-            contents.fields,
-            self._options,
-            overwrite=changes.replaces,
-            step=contents.step,
-            guard=SaveGuard(self.disk, trail, request, changes, contents.token, path),
-            links=self._links,
-            token=contents.token,
-            parent=contents.parent,
-        )
-        return Save(job)
-
-    def _write(self, contents: StepToSave, trail: Trail, changes: Changes, save: Save) -> None:
-        """Writes and commits the persistent copy of a step, then applies retention."""
-        identity = Identity(contents.step, contents.token)
-        try:
-            save.run()
-            if not save.committed:
-                return  # it was undone before
-            self._persisted = contents.token
-        except BaseException as error:
-            if is_visible(error):
-                self._outcomes.append(lambda now: history.saved(now, identity, changes, False))
-            else:
-                self._outcomes.append(lambda now: history.persistent_failed(now, identity))
-            raise
-        finally:
-            contents.release()
-        self._outcomes.append(lambda trail: history.saved(trail, identity, changes))
-        if self._processes.index == 0:
-            if self._save_now.granted:
-                self._save_now.committed(identity.step)
-            self.disk.committed(history.saved(trail, identity, changes), identity.step, changes)
-
-    def restore_latest(
-        self, targets: Mapping[str, Any], request: _load.Request, strict_latest: bool
-    ) -> RestoredStep | None:
-        """Restores the newest intact step; None if there is no step."""
-        _load.refuse_no_targets(targets)
-        self._begin_restore()
-
-        def damaged(step: int) -> None:
-            self.trail = replace(self.trail, damaged=self.trail.damaged | {step})
-
-        restored = self.tiers.restore_newest(
-            lambda step, local_first: self._restore(
-                step, local_first, targets, request, by_number=False
-            ),
-            strict_latest,
-            lambda: self.on_first("go through the steps", self.tiers.candidates),
-            damaged,
-        )
-        if restored is None:
-            # at the beginning, whatever it saved before
-            self.trail = Trail(may_retire=True, root=-1)
-            _adapters.notice(targets.values())
-        return restored
-
-    def restore(
-        self, step: int, targets: Mapping[str, Any], request: _load.Request
-    ) -> RestoredStep:
-        """Restores one step."""
-        step = check_step(step)
-        self._begin_restore()
-        local = self.local is not None and step in self.local.complete
-        return self._restore(step, None if local else False, targets, request, by_number=True)
-
-    def load(self, step: int, like: Any, item: str | None, arguments: dict[str, Any]) -> Any:
-        """The saved tree of one step."""
-        arguments["options"] = arguments.get("options") or self._options
-        request = _load.request_from("load", like, arguments)
-        try:
-            found = self.tiers.load(
-                step, lambda opening: _load.load_checkpoint(opening, like, item, request, step)
-            )
-        except CheckpointCorrupt:
-            self._links.forget()
-            raise
-        self._unread.took(step, item)
-        return found
-
-    def _restore(
+    def _write_persistent(
         self,
-        step: int,
-        local_first: bool | None,
-        targets: Mapping[str, Any],
-        request: _load.Request,
-        *,
-        by_number: bool,
-    ) -> RestoredStep:
-        if local_first is None:
-            call = f"find step {step}"
-            local_first = bool(self.on_first(call, lambda: self.tiers.prefers_local(step)))
-        try:
-            restored, token = self.tiers.restore(
-                step,
-                local_first,
-                lambda opening: _load.restore_checkpoint(opening, targets, request, step),
-                by_number=by_number,
+        identity: Identity,
+        fields: RecordFields,
+        request: SaveRequest,
+        changes: Changes,
+        release: Callable[[], None],
+    ) -> Write:
+        """Writes and commits the persistent copy of a step, then applies retention."""
+        (step, token), trail, steps = identity, self.trail, self.steps
+        path = steps.new_path(step)
+        if changes.replaces:  # it may have another name
+            path = steps.on_first("find a step", lambda: steps.path(step))
+        save = Save(
+            make_job(
+                path,
+                steps.local,
+                steps.backend,
+                steps.processes,
+                fields,
+                steps.options,
+                overwrite=changes.replaces,
+                step=step,
+                guard=SaveGuard(self.disk, trail, request, changes, token, path),
+                links=self.links,
+                token=token,
+                parent=changes.base,
             )
-        except BaseException as error:
-            if isinstance(error, CheckpointCorrupt):
-                self._links.forget()
-            self._unread.failed(targets, error)
-            raise
-        self._unread.watch(restored, targets, request.matching.unexpected)
-        self.trail = history.restored(self.trail, Identity(step, token))
-        return restored
+        )
 
-    def _begin_restore(self) -> None:
-        """Claims the directories, unless read-only; then all processes list the local steps."""
-        self.apply_outcomes()
-        if not self.directory.read_only and self._processes.index == 0:
-            self.disk.lease.try_to_claim()
-        if self.local is not None:
-            self.local.begin_restore()
+        def write() -> None:
+            try:
+                save.run()
+                if not save.committed:
+                    return  # it was undone before
+                self._persisted = token
+            except BaseException as error:
+                if is_visible(error):
+                    self._outcomes.append(lambda now: history.saved(now, identity, changes, False))
+                else:
+                    self._outcomes.append(lambda now: history.persistent_failed(now, identity))
+                raise
+            finally:
+                release()
+            self._outcomes.append(lambda now: history.saved(now, identity, changes))
+            if steps.processes.index == 0:
+                if self._save_now.granted:
+                    self._save_now.committed(step)
+                self.disk.committed(history.saved(trail, identity, changes), step, changes)
 
-    def forget_stale_local(self) -> None:
-        """After a removal that failed or was interrupted: local steps that count no more are forgotten."""
+        return self._persistent, save, write
+
+    def local_steps(self) -> Mapping[int, str]:
+        """The complete local steps, as a reader sees them now, with the tokens of their saves."""
         if self.local is None:
-            return
-        with contextlib.suppress(OSError, CheckpointError):
-            self.local.forget(self._steps.run_file())
+            return {}
+        self.local.refresh()
+        return self.local.complete
+
+    def all(self) -> list[int]:
+        """Every step that is complete in at least one tier, ascending."""
+        return sorted({*self.local_steps(), *self.steps.all()})
+
+    def refuse_unread(self, step: int) -> None:
+        """Raises why a step that is in no other place cannot be read from the local directories, if something is known."""
+        local = self.local
+        if local and step not in local.complete and not self.steps.look().has(step):
+            local.refuse_unread(step)
+
+    def latest(self) -> int | None:
+        """The newest step that is complete in at least one tier, or None."""
+        local, newest = self.local_steps(), self.steps.latest()
+        return max([*local, *(() if newest is None else (newest,))], default=None)
+
+    def facts(self) -> list[keep.StepFacts]:
+        """The metrics of every step that is neither damaged nor gone; OSError or NewerFormat if one cannot be read now."""
+        local = self.local_steps()
+        if self.local is not None:
+            for step in {*self.local.taken_steps, MAX_STEP}:
+                self.refuse_unread(step)
+        listing = self.steps.look()
+        every = (self.steps.facts(step, listing) for step in listing.committed())
+        found = {one.step: one for one in every if one is not None}
+        for step in sorted(local):
+            with contextlib.suppress(CheckpointCorrupt, CheckpointNotFound):
+                found[step] = facts_of(step, self.open(step))
+        return [found[step] for step in sorted(found)]
+
+    def open(self, step: int) -> Checkpoint:
+        """Opens a step: its persistent copy, unless the local one is a newer save. CheckpointNotFound lists both tiers."""
+        step, local = check_step(step), self.local_steps()
+        if self.local is None or step not in local:
+            try:
+                return self.steps.open(step, beside=local)
+            except CheckpointNotFound:
+                if self.local is not None:
+                    self.local.refuse_unread(step)
+                raise
+        listing = self.steps.look()
+        token = listing.token(step)
+        if token != local[step] and not self.local.is_older(step, token):
+            return self.local.opening(step)()
+        return self.steps.open(step, listing)
 
     def end(self) -> GraceExceeded | None:
         """Waits for running saves and releases the claims; returns an error if the grace period ran out."""
@@ -471,4 +419,4 @@ class Run:
         saving = [str(save.step) for save in self.slots if save.running]
         if saving:
             return f"saving step {saving[0]}"
-        return "read only" if self.directory.read_only else "open"
+        return "read only" if self.steps.read_only else "open"

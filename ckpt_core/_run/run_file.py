@@ -1,9 +1,8 @@
 """``.ckpt-run``: the one file of a run that says which of its saves count, put in one piece beside the steps.
 
-A Checkpointer draws a lineage whenever it begins to save from a step: 16 hex digits, with which the tokens of its saves
-begin, followed by their count in 16 more. With local directories the file holds all lineages, of each earlier one the last
-step that still counts, and which numbers were deleted or replaced. So a step in the local directory of a host that was away
-counts or not by its token alone.
+A Checkpointer draws a lineage whenever it begins to save from a step: 16 hex digits. The tokens of its saves begin with it
+and end with their count. With local directories the file holds all lineages, of each earlier one the last step that counts,
+and which numbers were deleted or replaced. So a step of a host that was away counts or not by its token alone.
 
 While steps are being removed the file names them: they count no more, in any tier, and whoever writes next finishes the
 removal. So one write of this file removes steps from all directories at once.

@@ -10,8 +10,9 @@ import operator
 import os
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ckpt_core import _processes
 from ckpt_core._directory import (
@@ -35,7 +36,7 @@ from ckpt_core._format import orbax_files
 from ckpt_core._format.record import RECORD_FILE, Record, load_record
 from ckpt_core._format.untrusted import SHORT_BYTES
 from ckpt_core._options import Options
-from ckpt_core._processes import Processes
+from ckpt_core._processes import Processes, Round
 from ckpt_core._run import history
 from ckpt_core._run.history import Identity, Saved
 from ckpt_core._run.policies import keep
@@ -48,6 +49,7 @@ SAVE_NOW_FILE = ".ckpt-save-now"
 _LOOK_SECS = 1.0  # interval at which a directory is listed while somebody waits for a new step
 _ANCESTORS, _LEAVES = 64, 10_000
 """A restore reads at most so many records of steps before the restored one, or those of so many leaves."""
+_DEFAULTS = Options()
 _LOOKS = 3  # a directory that two renames replace just now may be in none of two looks
 
 
@@ -94,13 +96,22 @@ class Listing:
             return found
         return sorted(found, key=lambda name: self.saved(name).created_unix_secs, reverse=True)
 
+    def token(self, step: int) -> str | None:
+        """Token of the save of this number that counts, empty if Orbax wrote it; None if there is none."""
+        names = self.directories(step)
+        return self.saved(names[0]).token if names else None
+
     def has(self, step: int) -> bool:
         """Whether a step of this number is committed, under any of its possible names."""
         return any(map(self.is_checkpoint, self.names.get(step, ())))
 
-    def committed(self, among: Iterable[int] | None = None) -> list[int]:
-        """The committed steps, ascending, of all or of these; looks into each one."""
-        return sorted(filter(self.has, self.names if among is None else among))
+    def latest(self) -> int | None:
+        """The newest committed step, or None; usually the first one that it looks at."""
+        return next(filter(self.has, sorted(self.names, reverse=True)), None)
+
+    def committed(self) -> list[int]:
+        """The committed steps, ascending; looks into each one."""
+        return sorted(filter(self.has, self.names))
 
 
 @dataclass(frozen=True)
@@ -111,7 +122,7 @@ class Steps:
     local: bool  # in a file system, which can rename
     backend: Backend
     names: StepNames
-    options: Options | None = None
+    options: Options = _DEFAULTS
 
     def look(self) -> Listing:
         """Lists the directory."""
@@ -184,13 +195,7 @@ class Steps:
 
     def latest(self) -> int | None:
         """The newest committed step, or None."""
-        listing = self.look()
-        newest_first = sorted(listing.names, reverse=True)  # usually the first one is committed
-        return next(filter(listing.has, newest_first), None)
-
-    def has(self, step: int) -> bool:
-        """Whether a step of this number is committed, under any of its possible names."""
-        return self.look().has(step)
+        return self.look().latest()
 
     def new_path(self, step: int) -> str:
         """The path to which a new step of this number is written."""
@@ -271,53 +276,55 @@ def request_save(backend: Backend, directory: str) -> tuple[bytes, bool]:
     return data, True
 
 
-@dataclass(frozen=True)
-class RunDirectory:
-    """A directory of steps, as one Checkpointer uses it."""
+@dataclass(frozen=True, kw_only=True)
+class RunSteps(Steps):
+    """The steps of a run, as one Checkpointer uses them."""
 
-    path: str  # absolute, or a URL
-    local: bool  # in a file system, which can rename; False in an object store
-    backend: Backend
-    steps: Steps
     processes: Processes
-    options: Options
     read_only: bool  # nothing is written or claimed
 
+    def round(self, call: str) -> Round:
+        """An agreement of all processes, see ``Processes.round``, within the time that the options give."""
+        return self.processes.round(call, self.options.timeout_secs)
 
-def open_run_directory(
+    def on_first(self, call: str, work: Callable[[], Any]) -> Any:
+        """The result of ``work``, plain JSON values, which process 0 runs; if it fails, every process raises."""
+        return self.processes.round(call, self.options.timeout_secs).first(work)
+
+
+def open_run(
     directory: str | os.PathLike[str], names: StepNames, options: Options, read_only: bool
-) -> RunDirectory:
+) -> RunSteps:
     """The directory of a run, which need not exist yet; raises for a file, or a single checkpoint."""
     path, local = resolve(directory)
     refuse_file_for_steps(path)
     backend = backend_of(local, options)
     refuse_one_checkpoint(backend, path, local)
-    steps = Steps(path, local, backend, names, options)
-    return RunDirectory(path, local, backend, steps, _processes.this_run(), options, read_only)
+    processes = _processes.this_run()
+    return RunSteps(path, local, backend, names, options, processes=processes, read_only=read_only)
 
 
-def find_run(directory: RunDirectory, *, make: bool) -> RunFile:
+def agree_on_run_file(steps: RunSteps, *, make: bool) -> RunFile:
     """The run file, as process 0 sees it; all processes must call it. With ``make`` a run gets a name, and several
     processes the file of their secret. Local steps are found by that name alone, so those of another run in the same
     local directory are never restored: of one whose persistent directory was deleted, or of which this one is a copy.
     """
 
     def text() -> str:
-        run = directory.steps.run_file()
+        run = steps.run_file()
         if make and not run.name:
             name = f"run-{secrets.token_hex(8)}"
             run = replace(run, name=name, current=secrets.token_hex(8))
-            directory.backend.put(directory.path, RUN_FILE, run.dump())
-        several = directory.local and directory.processes.count > 1
-        if make and several and directory.options.peer_secret_file is None:
+            steps.backend.put(steps.directory, RUN_FILE, run.dump())
+        several = steps.local and steps.processes.count > 1
+        if make and several and steps.options.peer_secret_file is None:
             with contextlib.suppress(OSError):  # it is met again where all meet
-                make_secret(directory.path)
+                make_secret(steps.directory)
         return run.dump().decode()
 
-    together = directory.processes.round(
-        "find the run of local steps", directory.options.timeout_secs
+    return parse_run_file(
+        steps.on_first("find the run of local steps", text).encode(), steps.directory
     )
-    return parse_run_file(together.first(text).encode(), directory.path)
 
 
 @dataclass
@@ -326,13 +333,13 @@ class Following:
     step, but training that goes back need not wait for whoever evaluates a step that it leaves.
     """
 
-    directory: RunDirectory
+    steps: RunSteps
     _wanted: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def wait(self, after: int | None, timeout_secs: float | None) -> int | None:
         """Blocks until the newest step, as process 0 sees it, is newer than ``after``, and keeps it; None at the timeout."""
         try:
-            after = None if after is None else operator.index(after)
+            least = -1 if after is None else operator.index(after)
         except TypeError:
             raise TypeError(
                 f"after must be the number of a step, or None, got {after!r}: pass what the last call gave"
@@ -342,34 +349,32 @@ class Following:
                 "timeout_secs must be a number of seconds, or None for no limit, got nan"
             )
         wait_secs = math.inf if timeout_secs is None else max(0.0, float(timeout_secs))
-        limit_secs = self.directory.options.timeout_secs + wait_secs
-        work = functools.partial(self._wait, after, wait_secs)
-        return self.directory.processes.round("wait for a new step", limit_secs).first(work)
+        limit_secs = self.steps.options.timeout_secs + wait_secs
+        work = functools.partial(self._wait, least, wait_secs)
+        return self.steps.processes.round("wait for a new step", limit_secs).first(work)
 
-    def _wait(self, after: int | None, timeout_secs: float) -> int | None:
+    def _wait(self, after: int, timeout_secs: float) -> int | None:
         """The same in one process."""
         self.end()
         deadline = time.monotonic() + timeout_secs
         while True:
-            newest = self.directory.steps.latest()
-            if newest is not None and (after is None or newest > after) and self._want(newest):
+            listing = self.steps.look()
+            newest = listing.latest()
+            if newest is not None and newest > after and self._want(newest, listing):
                 return newest
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
             time.sleep(min(_LOOK_SECS, left))
 
-    def _want(self, step: int) -> bool:
+    def _want(self, step: int, listing: Listing) -> bool:
         """Keeps a step; whether it is still there."""
-        names = self.directory.steps.look().directories(step)
-        if not names:
-            return False
-        if self.directory.steps.local:
-            try:
-                path = f"{self.directory.path}/{names[0]}/{orbax_files.STEP_METADATA}"
+        try:
+            if self.steps.local:
+                path = f"{self.steps.path(step, listing)}/{orbax_files.STEP_METADATA}"
                 self._wanted.enter_context(reading(path, b""))
-            except FileNotFoundError:  # deleted meanwhile, or a step of Orbax without that file
-                return self.directory.steps.has(step)
+        except FileNotFoundError:  # deleted meanwhile, or a step of Orbax without that file
+            return self.steps.look().has(step)
         return True
 
     def end(self) -> None:

@@ -13,8 +13,8 @@ from ckpt_core import _adapters
 from ckpt_core._errors import RestoredValueIgnored, has_set
 from ckpt_core._items import Files, Json, SavedFiles, names_a_form
 from ckpt_core._operation import logger
-from ckpt_core._processes import Processes
 from ckpt_core._results import Restored
+from ckpt_core._run.steps import RunSteps
 from ckpt_core._tree import flatten
 
 _CONSTANT = ". A constant of the program is saved as ckpt.Json(...) or ckpt.Files(...)"
@@ -26,9 +26,8 @@ _ARGUMENTS = ("metrics", "metadata", "options")  # of calls: no items can be pas
 
 @dataclass
 class UnreadValues:
-    """Results of the last restore that nobody read, and items that it left out. The identity of a saved object tells
-    nothing, as loops update their state; but if a restored value was never read, what is saved under its name cannot
-    derive from it.
+    """Results of the last restore that nobody read, and items that it left out: what is saved under the name of a value that
+    was never read cannot derive from it.
     """
 
     _step: int | None = None
@@ -73,16 +72,13 @@ class UnreadValues:
         self._half |= set(targets if has_set(error) else ())
         self._asked |= set(targets)
 
-    def check_on_all(
-        self, items: Mapping[str, Any], processes: Processes, limit_secs: float
-    ) -> None:
+    def check_on_all(self, items: Mapping[str, Any], steps: RunSteps) -> None:
         """Raises on all processes if ``check`` does on one: the others would wait for it."""
         # of several processes none raises for items that concern no restore
-        if processes.count == 1 or self._asked.isdisjoint(items):
+        if steps.processes.count == 1 or self._asked.isdisjoint(items):
             self.check(items)
             return
-        check = functools.partial(self.check, items)
-        processes.round("save", limit_secs).all(check)
+        steps.round("save").all(functools.partial(self.check, items))
         self._asked.difference_update(items)  # they need not agree on these again
 
     def check(self, items: Mapping[str, Any]) -> None:

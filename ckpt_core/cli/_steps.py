@@ -18,7 +18,7 @@ from ckpt_core._run.lease import OWNER_FILE, Lease
 from ckpt_core._run.retention import DAMAGED, RETIRED, Disk
 from ckpt_core._run.steps import (
     Steps,
-    open_run_directory,
+    open_run,
     refuse_no_directory,
     refuse_one_checkpoint,
     stray_text,
@@ -137,15 +137,15 @@ def of_steps(steps: Sequence[int]) -> str:
 
 def retire(run: Steps, steps: Sequence[int]) -> str:
     """Moves steps to ``retired``, in a bucket deletes them, all or none; CheckpointError beside a writer that lives."""
-    directory = open_run_directory(run.directory, run.names, Options(), False)
-    if directory.local and is_locked(f"{directory.path}/{OWNER_FILE}"):
-        raise CheckpointError(f"{directory.path}: a run is writing there: nothing of it is retired")
-    disk = Disk(directory, None, Lease(directory.path, directory.backend))
+    run = open_run(run.directory, run.names, Options(), False)
+    if run.local and is_locked(f"{run.directory}/{OWNER_FILE}"):
+        raise CheckpointError(f"{run.directory}: a run is writing there: nothing of it is retired")
+    disk = Disk(run, None, Lease(run.directory, run.backend))
     listing = disk.look()
-    removals = disk.removals_of(steps, listing, RETIRED if directory.local else None)
+    removals = disk.removals_of(steps, listing, RETIRED if run.local else None)
     disk.refuse_read(removals)
     disk.remove(removals, listing)
-    how = f"moved to {directory.path}/{RETIRED}" if directory.local else "deleted"
+    how = f"moved to {run.directory}/{RETIRED}" if run.local else "deleted"
     return f"{of_steps(steps)} {how}"
 
 

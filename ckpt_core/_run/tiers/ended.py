@@ -47,11 +47,9 @@ class LocalRun:
 
 def runs_in(root: str) -> list[LocalRun]:
     """The runs in a local directory, the longest unused first; writes a temporary file there to learn whether locks work."""
-    locks_work = locks_work_in(root)
-    found = (
-        _run_at(f"{root}/{name}", locks_work) for name in os.listdir(root) if _RUN.fullmatch(name)
-    )
-    return sorted((run for run in found if run is not None), key=lambda run: run.used_unix_secs)
+    locks_work, names = locks_work_in(root), filter(_RUN.fullmatch, os.listdir(root))
+    found = filter(None, (_run_at(f"{root}/{name}", locks_work) for name in names))
+    return sorted(found, key=lambda run: run.used_unix_secs)
 
 
 def remove_run(run: LocalRun) -> bool:
@@ -133,21 +131,20 @@ def _folders(path: str) -> list[str]:
 
 def name_other_runs(root: str, run_name: str, directory: str) -> None:
     """Logs the steps here that do not count, though of this ``directory``: its run file names another run."""
-    found, ending = list[LocalRun | None](), f"-{hash_of(directory)}"
+    ending = f"-{hash_of(directory)}"
     with contextlib.suppress(OSError):
         for name in sorted(filter(_RUN.fullmatch, os.listdir(root))):
-            if name.endswith(ending) and name != f"{run_name}{ending}":
-                found.append(_run_at(f"{root}/{name}", False))
-    for run in found:
-        if run is not None and run.steps:
-            logger.warning(
-                "%s: steps %s of an earlier run in %s, which do not count: the %s there is gone or new, as when the directory was "
-                "begun anew, or restored without hidden files. If training is to go on from them, put that file "
-                "back before the first save; else remove them: ckpt rm --local %s --run %s",
-                run.path,
-                str(list(run.steps))[1:-1],
-                directory,
-                RUN_FILE,
-                shlex.quote(root),
-                os.path.basename(run.path),
-            )
+            if not name.endswith(ending) or name == f"{run_name}{ending}":
+                continue
+            if (run := _run_at(f"{root}/{name}", False)) and run.steps:
+                logger.warning(
+                    "%s: steps %s of an earlier run in %s, which do not count: the %s there is gone or new, as when the directory was "
+                    "begun anew, or restored without hidden files. If training is to go on from them, put that file "
+                    "back before the first save; else remove them: ckpt rm --local %s --run %s",
+                    run.path,
+                    str(list(run.steps))[1:-1],
+                    directory,
+                    RUN_FILE,
+                    shlex.quote(root),
+                    os.path.basename(run.path),
+                )

@@ -28,15 +28,15 @@ from ckpt_core._directory import (
     refuse_lost_link,
     resolve,
 )
-from ckpt_core._errors import CheckpointError, CheckpointNotFound
+from ckpt_core._errors import CheckpointError, CheckpointNotFound, NewerFormat
 from ckpt_core._exchange import Key
 from ckpt_core._format.part import Part, contains
 from ckpt_core._format.record import RECORD_FILE
 from ckpt_core._operation import Event, logger, tell
 from ckpt_core._run.lease import OWNER_FILE, Lease, is_abandoned
 from ckpt_core._run.run_file import RunFile
-from ckpt_core._run.steps import RunDirectory, Steps
-from ckpt_core._run.tiers.judge import Seen, State, Unread, is_unread
+from ckpt_core._run.steps import RunSteps, Steps
+from ckpt_core._run.tiers.judge import Seen, State, Unreadable, cause_of
 from ckpt_core._saved import Checkpoint, NativeCheckpoint
 from ckpt_core._verify import verify
 
@@ -85,36 +85,32 @@ class Target(NamedTuple):
     token: str = ""  # of the save that lies there already
 
 
-class Place(NamedTuple):
-    """A part of a step, and where it is."""
-
-    seen: Seen  # what the other processes get to know of it
-    opened: NativeCheckpoint  # with its ckpt.json read
+FoundPart = tuple[Seen, NativeCheckpoint]
+"""What the other processes get to know of a part, and the part with its ckpt.json read."""
 
 
 class Folders:
     """The folder of one process, and those that lie beside it in ``root``, the run's folder in the local directory."""
 
-    def __init__(self, root: str, directory: RunDirectory) -> None:
-        self._index, self._count = directory.processes.index, directory.processes.count
+    def __init__(self, root: str, steps: RunSteps) -> None:
+        self._index, self._count = steps.processes.index, steps.processes.count
         self.path = f"{root}/process_{self._index}-of-{self._count}"
         self.backend = PosixBackend()
-        self.own = Steps(self.path, True, self.backend, directory.steps.names)  # of each a part
-        self._persistent = directory.path
+        self.own = Steps(self.path, True, self.backend, steps.names)  # of each a part
+        self._persistent = steps.directory
         self.lease = self._lease(self.path)
-        self._unread_own: dict[int, Unread] = {}  # what the last look could not read in ``path``
+        self._unread: dict[int, Unreadable] = {}  # what the last look could not read
         # Step and token of own parts that are left out -> whether damaged or unread, and what was found.
         self.left_out: dict[tuple[int, str], tuple[State, str]] = {}
-        self._root = root
-        self._options = directory.options
+        self.root = root
+        self._options = steps.options
         self._leases_of_others: list[Lease] = []
         self._use = _use(root)
 
-    def look(self, run: RunFile) -> tuple[list[Place], list[Unread], list[tuple[int, int]]]:
+    def look(self, run: RunFile) -> tuple[list[FoundPart], list[Unreadable], list[tuple[int, int]]]:
         """The readable parts that count, the own ones first; what is not read, but may be sound; steps of other numbers."""
-        own, beside, found = dict[int, Unread](), dict[int, Unread](), list[Place]()
-        counts = dict[int, int]()
-        for steps, step, opened in self._opened(own, beside):
+        unread, counts, found = dict[int, Unreadable](), dict[int, int](), list[FoundPart]()
+        for steps, step, opened in self._opened(unread):
             record, alone = opened.record, _part_of(steps)
             part, order = record.part or alone, run.order(step, record.token)
             if order is None or not part.writer < part.count == alone.count:
@@ -126,14 +122,14 @@ class Folders:
             mine = mine and contains(part.serves, self._index)
             if not (mine and (step, record.token) in self.left_out):
                 seen = Seen(step, record.token, order, part.writer, part.serves, mine, continues)
-                found.append(Place(seen, opened))
-        self._unread_own = own
-        return found, [*(beside | own).values()], [*counts.items()]
+                found.append((seen, opened))
+        self._unread = unread
+        return found, [*unread.values()], [*counts.items()]
 
     def find(self, key: Key) -> list[str] | None:
         """The files of a part that lies here or beside it, a ``ServedParts``; OSError if some cannot be read now."""
-        unread = dict[int, Unread]()
-        for steps, _, opened in self._opened(unread, unread, key.step):
+        unread = dict[int, Unreadable]()
+        for steps, _, opened in self._opened(unread, key.step):
             record = opened.record
             if record.token != key.token or (steps is self.own and key[:2] in self.left_out):
                 continue
@@ -159,18 +155,18 @@ class Folders:
             self.left_out[step, token] = found, problem
         return found if problem else "whole"
 
-    def why_unread(self, step: int, token: str) -> str:
-        """Why this process's own part could not be read; empty if that was not tried, or worked."""
-        state, why = self.left_out.get((step, token), ("whole", ""))
-        return why if state == "unread" else ""
-
     def try_again(self) -> None:
         """What could not be read may be readable now."""
         self.left_out = {one: why for one, why in self.left_out.items() if why[0] != "unread"}
 
     @contextlib.contextmanager
     def _noting(
-        self, unread: dict[int, Unread], path: str, step: int = MAX_STEP, *, of_others: bool = False
+        self,
+        unread: dict[int, Unreadable],
+        path: str,
+        step: int = MAX_STEP,
+        *,
+        of_others: bool = False,
     ) -> Generator[None]:
         """If the block cannot read a path, it ends; that is logged and, unless something says damage, noted in
         ``unread``. What is ``of_others`` and of another user is not meant for this process.
@@ -184,49 +180,44 @@ class Folders:
             logger.warning("a local step cannot be read: %s", why)
             number = error.errno if isinstance(error, OSError) else None
             forbidden = of_others and number in (errno.EACCES, errno.EPERM)
-            if (step == MAX_STEP or is_unread(error)) and not forbidden:
-                unread[step] = Unread(step, number or 0, why[:_MOST_TEXT], self._index)
+            sound = step == MAX_STEP or isinstance(error, NewerFormat) or cause_of(error)
+            if sound and not forbidden:
+                unread.setdefault(
+                    step, Unreadable(step, number or 0, why[:_MOST_TEXT], self._index)
+                )
 
     def _opened(
-        self, own: dict[int, Unread], beside: dict[int, Unread], only: int | None = None
+        self, unread: dict[int, Unreadable], only: int | None = None
     ) -> Iterator[tuple[Steps, int, NativeCheckpoint]]:
-        """The readable parts of all steps, or ``only`` one, here, then beside it; notes others in ``own`` and ``beside``."""
-        mine, others = os.path.basename(self.path), list[str]()
-        with self._noting(own, self._root):
-            others = self._beside()
-        others.sort(key=lambda name: _numbers(name)[1] != self._count)
-        for folder in [mine, *others][: 1 + _MOST_FOLDERS]:
-            unread, path = own if folder == mine else beside, f"{self._root}/{folder}"
-            with self._noting(unread, path, of_others=folder != mine):
+        """The readable parts of all steps, or ``only`` one, here, then beside it; notes others in ``unread``."""
+        beside = list[tuple[str, bool]]()
+        with self._noting(unread, self.root):
+            beside = self._beside()
+        for path, _ in ((self.path, False), *beside[:_MOST_FOLDERS]):
+            with self._noting(unread, path, of_others=path != self.path):
                 for steps in self._steps_in(path):
                     for step, opened in self._opened_in(steps, unread, only):
                         yield steps, step, opened
 
     def _opened_in(
-        self, steps: Steps, unread: dict[int, Unread], only: int | None
+        self, steps: Steps, unread: dict[int, Unreadable], only: int | None
     ) -> Iterator[tuple[int, NativeCheckpoint]]:
         listing = steps.look()
         for step, among in listing.names.items():
             if only not in (None, step):
                 continue
-            names, found = list[str](), list[Checkpoint]()
+            found = list[Checkpoint]()
             with self._noting(unread, f"{steps.directory}/{among[0]}", step):
-                names = listing.directories(step)
-            for name in names:
-                with self._noting(unread, f"{steps.directory}/{name}", step):
-                    found.append(steps.opened(name))
+                for name in listing.directories(step):
+                    with self._noting(unread, f"{steps.directory}/{name}", step):
+                        found.append(steps.opened(name))
             yield from ((step, one) for one in found if isinstance(one, NativeCheckpoint))
 
-    def _beside(self) -> list[str]:
-        """Names of the folders of other processes, also of other numbers of them."""
-        mine = os.path.basename(self.path)
-        names = self.backend.children(self._root)
-        return sorted(name for name in names if FOLDER.fullmatch(name) and name != mine)
-
-    def _of_other_numbers(self) -> list[str]:
-        """Folders beside this one that another number of processes left."""
-        names = (name for name in self._beside() if _numbers(name)[1] != self._count)
-        return [f"{self._root}/{name}" for name in names]
+    def _beside(self) -> list[tuple[str, bool]]:
+        """The folders of other processes, and of each whether another number of them left it; those of this number first."""
+        names = sorted(filter(FOLDER.fullmatch, self.backend.children(self.root)))
+        found = [(f"{self.root}/{name}", _numbers(name)[1] != self._count) for name in names]
+        return sorted((one for one in found if one[0] != self.path), key=lambda one: one[1])
 
     def _steps_in(self, folder: str) -> list[Steps]:
         """The parts in a folder, and the copies that it has of others."""
@@ -260,9 +251,9 @@ class Folders:
         """
         try:
             self.lease.claim()
-            for other in self._of_other_numbers():
-                if is_locked(f"{other}/{OWNER_FILE}"):
-                    self._leases_of_others.append(self._lease(other))
+            for path, other in self._beside():
+                if other and is_locked(f"{path}/{OWNER_FILE}"):
+                    self._leases_of_others.append(self._lease(path))
                     self._leases_of_others[-1].claim()
         except OSError as error:
             logger.warning("%s could not be claimed for this run: %s", self.path, error)
@@ -319,44 +310,41 @@ class Folders:
     def delete(self, unwanted: Callable[[int], bool]) -> None:
         """Deletes the unwanted steps: own parts, copies, and those of other numbers of processes."""
         for steps in (self.own, *self._copies()):
-            self._delete_in(steps, lambda step, _: unwanted(step))
+            self._delete_in(steps, unwanted)
         self._delete_of_other_numbers(unwanted)
 
     def _delete_of_other_numbers(self, unwanted: Callable[[int], bool]) -> None:
-        with _undeleted(self._root):
-            for folder in self._of_other_numbers():
+        with _undeleted(self.root):
+            for folder in [path for path, other in self._beside() if other]:
                 with _undeleted(folder):
                     for steps in self._steps_in(folder):
-                        self._delete_in(steps, lambda step, _: unwanted(step))
+                        self._delete_in(steps, unwanted)
 
     def discard(self, step: int) -> None:
         """Deletes this process's part of a step."""
         if self.is_mine():
-            self._delete_in(self.own, lambda other, _: other == step)
+            self._delete_in(self.own, lambda other: other == step)
 
-    def retain(self, kept: Collection[int], saved: str, sources: Sequence[int]) -> None:
+    def retain(self, kept: Collection[int], saved: int, sources: Sequence[int]) -> None:
         """Deletes parts and copies but those ``kept``, and for ``sources``; of the ``saved`` step also other directories."""
         wanted = {*map(self._copies_of, sources)}
         for copies in self._copies():
             if copies.directory in wanted:
-                self._delete_in(copies, lambda step, _: step not in kept)
+                self._delete_in(copies, lambda step: step not in kept)
             else:
                 with contextlib.suppress(OSError):  # another time
                     self.backend.delete(copies.directory)
-        number = self.own.names.parse(os.path.basename(saved))
-        stays = {*kept, *self._unread_own}
-        self._delete_in(
-            self.own, lambda step, path: step not in stays or (step == number and path != saved)
-        )
+        stays = {*kept, *self._unread} - {saved}
+        self._delete_in(self.own, lambda step: step not in stays, self.own.new_path(saved))
 
-    def _delete_in(self, steps: Steps, unwanted: Callable[[int, str], bool]) -> None:
-        """Deletes the steps in one folder that are unwanted, by number and path; a failure is only logged."""
+    def _delete_in(self, steps: Steps, unwanted: Callable[[int], bool], but: str = "") -> None:
+        """Deletes the unwanted steps in one folder, ``but`` one directory; a failure is only logged."""
         found = list[tuple[int, list[str]]]()
         with _undeleted(steps.directory):
             found = sorted(steps.look().names.items())
         for step, names in found:
-            for path in (f"{steps.directory}/{name}" for name in names):
-                if not unwanted(step, path):
+            for path in (f"{steps.directory}/{name}" for name in names if unwanted(step)):
+                if path == but:
                     continue
                 event = Event(kind="deleted", path=path, step=step)
                 try:
@@ -373,13 +361,11 @@ class Folders:
 
     def discard_leftovers(self, *, of_others: bool) -> None:
         """Deletes the folders that dead processes left beside this one: of this number, or ``of_others``, with steps that
-        count until all have committed a newer one. Live ones take part in this save, and hold the locks of their owner
-        files.
+        count until all have committed a newer one. Live ones hold the locks of their owner files.
         """
         locks_work = is_locked(f"{self.path}/{OWNER_FILE}")
-        with _undeleted(self._root):  # first: who deletes steps makes a folder look used
-            for name in self._beside():
-                path, other = f"{self._root}/{name}", _numbers(name)[1] != self._count
+        with _undeleted(self.root):  # first: who deletes steps makes a folder look used
+            for path, other in self._beside():
                 if other is of_others and is_abandoned(path, self.backend, locks_work):
                     with contextlib.suppress(OSError):  # others of this host may delete it, too
                         self.backend.delete(path)

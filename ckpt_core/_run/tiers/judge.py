@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
@@ -19,7 +19,6 @@ from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
     CheckpointNotFound,
-    NewerFormat,
     is_of_target,
 )
 from ckpt_core._format.part import Runs, contains, dump_runs, parse_runs
@@ -43,7 +42,7 @@ class Seen(NamedTuple):
     continues: bool = False  # the save continued another one, which was whole then
 
 
-class Unread(NamedTuple):
+class Unreadable(NamedTuple):
     """A step that a process could not read, though nothing says that it is damaged."""
 
     step: int  # ``MAX_STEP`` if a folder could not be listed
@@ -66,23 +65,20 @@ class LocalParts:
     parts: Sequence[Seen]
     fetches: bool  # whether it would write parts that it lacks; not if it is read-only
     serves: bool = True  # whether others can fetch from it
-    unread: Sequence[Unread] = ()
+    unread: Sequence[Unreadable] = ()
     counts: Sequence[tuple[int, int]] = ()  # steps of other numbers of processes, and how many
 
     def dump(self) -> str:
         """As text for ``parse``."""
-        parts = [(*part[:4], dump_runs(part.serves), *part[5:]) for part in self.parts]
+        parts = [part._replace(serves=dump_runs(part.serves)) for part in self.parts]
         return _dumps([parts, self.fetches, self.serves, self.unread, self.counts])
 
     @staticmethod
     def parse(text: str) -> LocalParts:
         """What ``dump`` gave."""
         parts, fetches, serves, unread, counts = json.loads(text)
-        seen = [
-            Seen(step, token, (position, count), writer, parse_runs(serves), *rest)
-            for step, token, (position, count), writer, serves, *rest in parts
-        ]
-        return LocalParts(seen, fetches, serves, [Unread(*one) for one in unread], counts)
+        seen = [Seen(*part)._replace(serves=parse_runs(part[4])) for part in parts]
+        return LocalParts(seen, fetches, serves, [Unreadable(*one) for one in unread], counts)
 
 
 @dataclass(frozen=True)
@@ -104,15 +100,9 @@ class Judgement:
     partial: dict[int, list[int]]
     # The newest partial one that continued another step: the run had steps, and not only a first save that never ended.
     lost: int | None = None
-    unread: dict[int, Unread] = field(default_factory=dict[int, Unread])
+    unread: dict[int, Unreadable] = field(default_factory=dict[int, Unreadable])
     # Steps that other numbers of processes saved, and how many: no process has a part of its own.
     counts: dict[int, int] = field(default_factory=dict[int, int])
-
-    def without(self, gone: Callable[[int], bool]) -> Judgement:
-        """The same, without what is said of steps that were deleted."""
-        unread = {step: one for step, one in self.unread.items() if not gone(step)}
-        counts = {step: count for step, count in self.counts.items() if not gone(step)}
-        return replace(self, unread=unread, counts=counts)
 
     def dump(self, count: int, publish: Callable[[list[str]], str]) -> str:
         """As text for ``parse``, short and the same for all; ``publish`` names a table with a row for each process."""
@@ -138,7 +128,7 @@ class Judgement:
             )
             for step, token, twice in steps
         }
-        not_read = {one[0]: Unread(*one) for one in unread}
+        not_read = {one[0]: Unreadable(*one) for one in unread}
         return Judgement(here, dict(partial), lost, not_read, dict(counts))
 
 
@@ -238,19 +228,14 @@ def choose_partner(partners: Partners, index: int, count: int) -> ChosenPartner:
 
 def all_partners(chosen: Sequence[ChosenPartner], machines: Sequence[str]) -> list[int | None]:
     """For each process, who keeps its copies: in the same place on the next machine; on one machine, the next process."""
-    count, of_machine, places = len(chosen), dict[str, list[int]](), list[int]()
+    of_machine, following = dict[str, list[int]](), dict[int, int]()
     for index, machine in enumerate(machines):
-        theirs = of_machine.setdefault(machine, [])
-        places.append(len(theirs))
-        theirs.append(index)
-    ordered = list(of_machine)
-    following = dict(zip(ordered, ordered[1:] + ordered[:1], strict=True))
-
-    def on_next_machine(index: int) -> int:
-        theirs = of_machine[following[machines[index]]]
-        return (index + 1) % count if len(ordered) == 1 else theirs[places[index] % len(theirs)]
-
-    return [on_next_machine(n) if one == "host" else one for n, one in enumerate(chosen)]
+        of_machine.setdefault(machine, []).append(index)
+    groups = [*of_machine.values()]
+    for theirs, others in zip(groups, groups[1:] + groups[:1], strict=True):
+        for place, index in enumerate(theirs):
+            following[index] = others[(place + (len(groups) == 1)) % len(others)]
+    return [following[n] if one == "host" else one for n, one in enumerate(chosen)]
 
 
 def inverted(partners: Sequence[int | None]) -> list[list[int]]:
@@ -268,9 +253,8 @@ CopyState = Literal["idle", "busy", "done"]
 
 
 def judge_copies(reports: Sequence[Any]) -> tuple[bool, bool]:
-    """On process 0, from ``[state, step, token]`` of each: whether the step to be saved is copied, and whether all have
-    copied the step that they report. All copy the same, so that one step has copies of all parts: while one copies, none
-    begins.
+    """On process 0, from ``[state, step, token]`` of each: whether the step to be saved is copied (while one copies, none
+    begins, so that one step has copies of all parts), and whether all have copied the step that they report.
     """
     states = {state for state, _, _ in reports}
     return "busy" not in states, states == {"done"} and len({*map(tuple, reports)}) == 1
@@ -284,14 +268,12 @@ _OF_THE_MACHINE = frozenset(
 _OF_THE_FILES = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
 )
-Cause = Literal["room", "machine", "disk", ""]
 
 
-def cause_of(error: BaseException) -> Cause:
+def cause_of(error: BaseException) -> Literal["room", "machine", "disk", ""]:
     """What an error of the system says of this machine: ``"room"`` (nothing can be written), ``"machine"`` (too few
     descriptors, no memory, no permission, no answer: no other copy would help) or ``"disk"`` (another copy may help).
-    Only ``""`` may say something of what was saved: no error of the system, or one that tells what lies there (no file, a
-    directory).
+    Only ``""`` may say something of what was saved: no error of the system, or that no file lies there.
     """
     if not isinstance(error, OSError) or error.errno is None or error.errno in _OF_THE_FILES:
         return ""
@@ -300,17 +282,8 @@ def cause_of(error: BaseException) -> Cause:
     return "machine" if error.errno in _OF_THE_MACHINE else "disk"
 
 
-def is_unread(error: BaseException) -> bool:
-    """Whether what was saved could not be looked at, which is no damage of it."""
-    return isinstance(error, NewerFormat) or bool(cause_of(error))
-
-
 class Misfit(CheckpointError):
     """A local step is whole, and does not hold what the wanted shardings need."""
-
-
-class Stray(CheckpointError):
-    """A step that is not of the history which the steps before it tell, as in a copy of a run that went back."""
 
 
 State = Literal["whole", "damaged", "unread"]

@@ -8,13 +8,14 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
+import functools
 import hashlib
 import hmac
 import json
 import os
 import secrets
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ckpt_core._directory import SECRET_FILE, make_secret, read_secret, this_machine, this_network
@@ -38,7 +39,7 @@ from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._operation import logger
 from ckpt_core._options import MIB, Options
 from ckpt_core._processes import Processes, coordinator_host
-from ckpt_core._run.tiers.folders import Folders, Target
+from ckpt_core._run.tiers.folders import Target
 from ckpt_core._run.tiers.judge import (
     ChosenPartner,
     Source,
@@ -49,7 +50,8 @@ from ckpt_core._run.tiers.judge import (
 )
 from ckpt_core._verify import verify
 
-_CALL = "open local steps"
+OPENING = "open local steps"
+"""What all processes are about to do when they tell each other where they serve."""
 _SECRET_BYTES = 32
 _OPEN = (
     "So the secret that protects local steps goes through jax's coordination service: whoever reaches the "
@@ -75,20 +77,17 @@ class Peers:
     machines: tuple[str, ...] = ()  # on process 0: that of each process
     copies: bool = False  # whether each process has a partner, which keeps copies of its parts
     sources: tuple[int, ...] = ()  # the processes that have this one as partner
-    _found: dict[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
 
     def find(self, process: int) -> tuple[str, int]:
-        """Address and port of a process, asked of the service once; port 0: it serves nothing. ConnectionError: it has ended."""
-        if process not in self._found:
-            try:
-                text = self.processes.get(f"{self.folder}/{process}/address")
-            except BarrierTimeout as error:
-                raise ConnectionError(str(error)) from error
-            if text is None:
-                raise ConnectionError(f"process {process} has ended")
-            address, port = json.loads(text)
-            self._found[process] = address, port
-        return self._found[process]
+        """Address and port of a process; port 0: it serves nothing. ConnectionError: it has ended."""
+        try:
+            text = self.processes.get(f"{self.folder}/{process}/address")
+        except BarrierTimeout as error:
+            raise ConnectionError(str(error)) from error
+        if text is None:
+            raise ConnectionError(f"process {process} has ended")
+        address, port = json.loads(text)
+        return address, port
 
     def connect(self, process: int) -> Connection:
         """A connection to a process; ConnectionError if it serves nothing."""
@@ -120,8 +119,8 @@ class Table:
         self._read = ("", "")  # the newest table, and the row of it that this process has read
 
     def publish(self, rows: list[str]) -> str:
-        """On process 0, as it decides: the name of the table for the answer; empty if all rows are. Equal rows stay;
-        others take their place, as each process has read its row before it sends a value for this decision.
+        """On process 0: the name of the table for the answer; empty if all rows are. Each process has read its row of the
+        table before when it sends a value for this decision.
         """
         if not any(rows):
             return ""
@@ -143,24 +142,11 @@ class Table:
         return self._read[1] if table else ""
 
 
-@contextlib.contextmanager
-def heard_when_they_meet(processes: Processes, call: str = _CALL) -> Generator[None]:
-    """If the block raises, all others raise in the agreement ``call`` that comes next, and do not wait for this process."""
-    try:
-        yield
-    except GeneratorExit:  # an interrupt kept the block from ending
-        raise
-    except BaseException as error:
-        processes.round(call, 0).refuse(error)
-        raise
-
-
 def exchange_addresses(
     processes: Processes, options: Options, served: ServedParts, directory: str | None = None
 ) -> Peers:
-    """Starts this process's server and tells where it is; all processes must call it. The answer is short, whatever their
-    number: others are asked where they serve when something is fetched. The secret is in ``directory``, where process 0
-    has made it. CheckpointError: they have no secret in common, or ``Options.partners`` of one gave no other process.
+    """Starts this process's server and tells where it is; all processes must call it. The secret is in ``directory``, where
+    process 0 has made it. CheckpointError: they have no secret in common, or one has no partner.
     """
     machine, machines = _name(this_machine()), list[str]()
     if processes.count == 1:
@@ -189,7 +175,7 @@ def exchange_addresses(
         far = far_route([(one.network, one.route) for one in introduced])
         return json.dumps([nonce, far, problem, without[:5], copies])
 
-    together = processes.round(_CALL, options.timeout_secs)
+    together = processes.round(OPENING, options.timeout_secs)
     nonce, far, problem, without, copies = json.loads(together.decide(json.dumps(mine), answer_all))
     if problem:
         raise CheckpointError(problem)
@@ -314,16 +300,20 @@ def bring(key: Key, pieces: Pieces, target: Target) -> None:
 def fetch_first(
     save: tuple[int, str], sources: Sequence[Source], peers: Peers, target: Target, what: str
 ) -> tuple[Source, list[str]]:
-    """Brings a part from the first source that gives it, another process or another folder here; also gives what the ones
-    before answered. CheckpointCorrupt: none has it whole; OSError: it cannot be written here, or one could not be asked,
-    or read it.
+    """Brings a part from the first source that gives it; also gives what the ones before answered. CheckpointCorrupt: none
+    has it whole; OSError: it cannot be written here, or one could not be asked, or read it.
     """
     failures: list[str] = []
     refused: OSError | None = None
     unasked: Exception | None = None  # why one that may have it could not be asked
     for source in sources:
+        key = Key(*save, source.writer)
         try:
-            _bring_from(source, Key(*save, source.writer), peers, target)
+            if source.process == peers.processes.index:
+                bring(key, pieces_of_files(peers.served(key)), target)
+            else:
+                with contextlib.closing(peers.connect(source.process)) as connection:
+                    bring(key, functools.partial(connection.pieces, key), target)
         except (CheckpointError, OSError) as error:
             failures.append(f"from process {source.process}: {error}")
             if isinstance(error, ConnectionError):  # nothing of this machine
@@ -344,17 +334,6 @@ def fetch_first(
     raise CheckpointCorrupt(text)
 
 
-def _bring_from(source: Source, key: Key, peers: Peers, target: Target) -> None:
-    if source.process == peers.processes.index:
-        paths = peers.served(key)
-        if paths is None:
-            raise Lacking("it was here and is gone")
-        bring(key, pieces_of_files(paths), target)
-        return
-    with contextlib.closing(peers.connect(source.process)) as connection:
-        bring(key, lambda position: connection.pieces(key, position), target)
-
-
 def _bounded(pieces: Iterator[bytes], size_bytes: int, name: str) -> Iterator[bytes]:
     """The pieces; raises CheckpointCorrupt as soon as they are more than the file can have."""
     left = size_bytes
@@ -365,8 +344,10 @@ def _bounded(pieces: Iterator[bytes], size_bytes: int, name: str) -> Iterator[by
         yield piece
 
 
-def pieces_of_files(paths: Sequence[str]) -> Pieces:
-    """The files of a part in a directory of this host."""
+def pieces_of_files(paths: Sequence[str] | None) -> Pieces:
+    """The files of a part in a directory of this host; None: it is gone."""
+    if paths is None:
+        raise Lacking("it was here and is gone")
 
     def pieces(position: int) -> Iterator[bytes]:
         with open_plain(paths[position]) as file:
@@ -374,25 +355,3 @@ def pieces_of_files(paths: Sequence[str]) -> Pieces:
                 yield piece
 
     return pieces
-
-
-def fetch_lost(
-    step: int, token: str, sources: Sequence[Source], peers: Peers, folders: Folders
-) -> None:
-    """Gets this process's part of a step, which it lacks or which is damaged, from the sources on which all agreed
-    before; the others only serve files. Raises CheckpointNotFound if it may not be brought here, else what
-    ``fetch_first`` does.
-    """
-    mine, target = peers.processes.index, folders.own_target(step)
-    lost = f"the part of process {mine} of step {step} is lost or damaged in its local directory, and could not be fetched"
-    source, failures = fetch_first((step, token), sources, peers, target, lost)
-    state, why = folders.left_out.pop((step, token), ("", ""))
-    was = {"damaged": f"was damaged ({why})", "unread": f"could not be read ({why})"}
-    there = f"process {source.process}"
-    logger.warning(
-        "%s: this process's part of the step %s; it was fetched from %s and verified%s",
-        target.path,
-        was.get(state, "was missing"),
-        "another folder of this host" if source.process == mine else there,
-        f", after failures {'; '.join(failures)}" if failures else "",
-    )

@@ -15,8 +15,8 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from ckpt_core._options import KIB
 from ckpt_core._run.tiers.folders import Folders
 from ckpt_core._run.tiers.judge import CopyState, judge_copies
 from ckpt_core._run.tiers.peers import Peers, Table, bring
-from ckpt_core._save import RecordFields, Save, SaveJob
+from ckpt_core._save import Save, SaveJob
 from ckpt_core._save.job import PreparedItem
 from ckpt_core._storage import ArrayToWrite
 
@@ -43,19 +43,6 @@ _STALLED_SECS = 10.0  # ``Copier.finish`` gives up if no partner is connected fo
 
 States = dict[str, dict[str, str]]
 """Of data pipelines: item -> file name -> content."""
-
-
-@dataclass(frozen=True)
-class StepToSave:
-    """The items of one step and the fields of its record; see ``Checkpointer.save``."""
-
-    step: int
-    items: Mapping[str, Any]
-    fields: RecordFields
-    token: str  # in all tiers the same
-    parent: tuple[int, str] | None = None  # number and token of the step that it continues from
-    # The save of each tier calls it after its last read of the snapshot.
-    release: Callable[[], None] = lambda: None
 
 
 def holding_of(items: Sequence[PreparedItem], index: int) -> tuple[str, States]:
@@ -114,9 +101,8 @@ def groups_of(digests: Sequence[str], with_states: bool) -> list[list[int]]:
 
 
 def combine_offers(offers: Sequence[Sequence[Any]], groups: Table, partners: bool) -> list[Any]:
-    """On process 0: the answer to what all offered in agreement 1 (token, digest, whether it sends states, and the report
-    for ``judge_copies``), the same to all: the token that all have, where each finds its group, and what ``judge_copies``
-    says.
+    """On process 0: the answer to what all offered (token, digest, whether it sends states, and the report for
+    ``judge_copies``): the token that all have, where each finds its group, and what ``judge_copies`` says.
     """
     rows, digests = [""] * len(offers), [digest for _, digest, *_ in offers]
     for group in groups_of(digests, any(sends for _, _, sends, _ in offers)):
