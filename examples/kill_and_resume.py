@@ -16,7 +16,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from ckpt_core.testing import assert_same
 
 HERE = Path(__file__).resolve().parent
 WANTED_HITS = 5
@@ -24,7 +28,7 @@ MOST_KILLS = 12
 STEPS_BETWEEN_KILLS = 16
 
 
-def demonstrate(directory: Path, total_steps: int) -> int:
+def demonstrate(train: Callable[..., Any], directory: Path, total_steps: int) -> int:
     """Runs the whole demonstration below `directory`; returns the exit status."""
     started = time.monotonic()
     directory = directory.expanduser().resolve()
@@ -42,9 +46,10 @@ def demonstrate(directory: Path, total_steps: int) -> int:
     print(f"run 2: the same, killed with SIGKILL while it writes (seed {seed})", flush=True)
     kills, hits = run_with_kills(killed, total_steps, step_bytes, random.Random(seed))
 
-    failures = compare(straight, killed)
     leftovers = len(list_unfinished(killed))
-    print(f"\nkills: {kills}, of which {hits} hit an unfinished save; left over: {leftovers}")
+    print(f"kills: {kills}, of which {hits} hit an unfinished save; left over: {leftovers}")
+
+    failures = compare(train, straight, killed, total_steps)
     if hits < WANTED_HITS:
         failures.append(f"only {hits} kills hit an unfinished save, {WANTED_HITS} were wanted")
     if leftovers:
@@ -148,20 +153,23 @@ def read_losses(run: Path) -> list[tuple[int, float]]:
     return [(entry["step"], entry["loss"]) for entry in entries]
 
 
-def compare(straight: Path, killed: Path) -> list[str]:
+def compare(train: Callable[..., Any], straight: Path, killed: Path, total_steps: int) -> list[str]:
     """Prints what was compared; returns a sentence for each difference."""
     expected, computed = dict(read_losses(straight)), read_losses(killed)
     differing = sum(expected.get(step) != loss for step, loss in computed)
     missing = len(expected.keys() - dict(computed).keys())
-    rows = [("losses", len(computed), differing + missing)]
+    print(f"losses: {len(computed)} compared, {differing} differ, {missing} are missing")
+    failures = [f"{differing} losses differ, {missing} are missing"] if differing + missing else []
+    try:
+        assert_same(*(final_state(train, run, total_steps) for run in (killed, straight)))
+        print("model, optimizer, position and next batches of the data: compared")
+    except AssertionError as error:
+        failures.append(str(error))
+    return failures
 
-    ours = json.loads((killed / "fingerprint.json").read_text())
-    for group, theirs in json.loads((straight / "fingerprint.json").read_text()).items():
-        names = theirs.keys() | ours[group].keys()
-        differing = sum(theirs.get(name) != ours[group].get(name) for name in names)
-        rows.append((group, len(names), differing))
 
-    print(f"\n  {'killed run against uninterrupted run':38} {'compared':>8} {'differ':>7}")
-    for group, compared, differing in rows:
-        print(f"  {group:38} {compared:8} {differing:7}")
-    return [f"{group}: {differing} differ" for group, _, differing in rows if differing]
+def final_state(train: Callable[..., Any], run: Path, total_steps: int) -> dict[str, Any]:
+    """What a run ended with: started again, it restores that, and has nothing to train."""
+    model, optimizer, data = train(run / "checkpoints", lambda *_, **__: None, total_steps)
+    state = {"model": model, "optimizer": optimizer, "data": data}
+    return state | {"next batches": [next(data) for _ in range(4)]}
