@@ -54,7 +54,7 @@ class Format(NamedTuple):
 
 
 @contextlib.contextmanager
-def outgoing(
+def exported(
     checkpoint: PathLike,
     format: Format,
     options: Options | None,
@@ -245,7 +245,7 @@ def export_safetensors(
         inside = [f"{where}/{name}" for name in os.listdir(where) if name.endswith(ends)]
     for path in inside:
         refuse_existing(path)
-    with outgoing(checkpoint, _SAFETENSORS, options, item, only, exclude, rules) as (plan, arrays):
+    with exported(checkpoint, _SAFETENSORS, options, item, only, exclude, rules) as (plan, arrays):
         shards = _shards(where, plan, max_shard_bytes)
         for path, shard in shards:
             place(path, _pieces(shard, arrays, dict(metadata or {})))
@@ -333,7 +333,7 @@ def export_npz(
     """
     where = new_file(target)
     with (
-        outgoing(checkpoint, _NPZ, options, item, only, exclude, rules) as (plan, arrays),
+        exported(checkpoint, _NPZ, options, item, only, exclude, rules) as (plan, arrays),
         placed(where) as temporary,
         zipfile.ZipFile(temporary, "w") as archive,
     ):

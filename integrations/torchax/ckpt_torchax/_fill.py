@@ -84,7 +84,7 @@ def load_into(
     with _as_loadable(path) as loadable:
         filling = ckpt.load(
             loadable,
-            _torchax.Filling(inside),
+            _torchax.LoadTarget(inside),
             item=None if str(path).endswith(FILES) else chosen_item(path, item),
             sharding=_by_name(shardings) if isinstance(shardings, Mapping) else shardings,
             cast=cast,
