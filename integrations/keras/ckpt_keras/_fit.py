@@ -161,7 +161,7 @@ class Fit:
         return (self._callback.params or {}).get("steps")
 
     def _skip(self, why: str, level: int = logging.INFO) -> None:
-        self._leave_averages()
+        self._end_with_averages()
         logger.log(level, "%s: nothing to train, %s", self._arguments.directory, why)
         if self._arguments.verbose:
             print(f"nothing to train: {why}")
@@ -199,7 +199,7 @@ class Fit:
             self._warn(f"{directory}: {warning}")
         return done
 
-    def _leave_averages(self) -> None:
+    def _end_with_averages(self) -> None:
         """If no epoch follows, the end of fit copies averages to the weights, as after the last epoch."""
         if self._progress.averages_swapped:
             self.averages.restored(swapped=True, trains=False)
@@ -213,7 +213,7 @@ class Fit:
     def _warn_if_nothing_is_left(self, resumed: Progress) -> None:
         last = self.inside.last_epoch
         if last is not None and resumed.epoch >= last:
-            self._leave_averages()
+            self._end_with_averages()
             self._warn(
                 f"nothing is trained: {self._arguments.directory} holds a run of {resumed.epoch} epochs, which is restored, "
                 f"and fit(epochs={last}) asks for {last} in all. Pass epochs={resumed.epoch + 1} or more to train on, or "

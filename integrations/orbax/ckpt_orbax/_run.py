@@ -103,7 +103,7 @@ class Run:
         As with Orbax, an error of the policy that says what stays is raised once the save has begun.
         """
         numbers, as_json, step = *_as_saved(metrics), int(step)
-        self._make_way(step)
+        self._delete_newer(step)
         save, begun, error = Save(metrics), False, None
         others = [one for one in self.begun() if one != step]
         try:
@@ -137,7 +137,7 @@ class Run:
             raise error
         return save if begun else None
 
-    def _make_way(self, step: int) -> None:
+    def _delete_newer(self, step: int) -> None:
         """Deletes steps that are kept only for resuming and are not older than one to be saved: with Orbax they are gone."""
         newer = {one for one in self.on_disk() if one >= step}
         if not newer or newer & set(self.begun()):
