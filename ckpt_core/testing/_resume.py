@@ -271,10 +271,10 @@ def _run(train: Train, directory: Path, stop_at: int | None, by: By, timeout_sec
         if status != 0 and (stop_at is None or status != -signal.Signals[by]):
             raise RuntimeError(f"the process of train ended with status {status}")
     reports = {one["step"]: prints_from(one["prints"]) for one in entries if "step" in one}
-    ended = [prints_from(one["final"]) for one in entries if "final" in one]
+    final = next((prints_from(one["final"]) for one in entries if "final" in one), None)
     if stop_at is None or not any(step >= stop_at for step in reports):
-        return _Life(reports, *ended)
-    if ended and by == "exception":
+        return _Life(reports, final)
+    if final is not None and by == "exception":
         raise AssertionError(
             f"train went on after report raised Interrupted at step {stop_at}: it must not be caught"
         )
