@@ -1,12 +1,11 @@
 """Measures saves of a state on an accelerator beside training, and beside peers: python benchmarks/gpu_snapshot.py
 
-Each part runs in a new process; on a CPU they run, but the figures mean nothing. Restores: `python benchmarks/restart.py`.
+On a CPU it runs, but the figures mean nothing. Restores: `python benchmarks/restart.py`.
 
-- *Bus*: GB/s of copies between device and host.
-- *Saves*: every way in turn saves the state while training steps run that donate it. How long the call blocks, how much longer
-  the next step and the median of the others take than the steps right before the save, and after how long the save is committed.
-  A card that has rested is faster for seconds: others go before these, and the next step after a call that blocks is too short. The
-  first save of a way is given by itself: it compiles, and jax takes page-locked memory from the system.
+Every way in turn saves the state while training steps run that donate it. How long the call blocks, how much longer the next
+step and the median of the others take than the steps right before the save, and after how long the save is committed. A card
+that has rested is faster for seconds: others go before these, and the next step after a call that blocks is too short. The
+first save of a way is given by itself: it compiles, and jax takes page-locked memory from the system.
 
 Saves go to a RAM disk if there is one, because the copy is measured, not the disk.
 """
@@ -49,44 +48,6 @@ def make_state(mib: int, leaves: int) -> dict[str, Any]:
 
 def size_of(state: dict[str, Any]) -> int:
     return sum(leaf.nbytes for leaf in state.values())
-
-
-# ---- the bus
-
-
-def bus(mib: int, rounds: int) -> dict[str, list[float]]:
-    """GB/s of each way to copy a state of 16 leaves, in each round."""
-    import jax
-    import numpy as np
-    from jax.sharding import SingleDeviceSharding
-
-    state = make_state(mib, 16)
-    device = jax.devices()[0]
-    plain = SingleDeviceSharding(device)
-    locked = SingleDeviceSharding(device, memory_kind="pinned_host")
-    another = jax.jit(lambda leaves: [leaf + 1 for leaf in leaves])
-    found: dict[str, list[float]] = {}
-
-    def measure(name: str, copy: Callable[[], Any]) -> Any:
-        secs, copied = timed(lambda: jax.block_until_ready(copy()))
-        found.setdefault(name, []).append(size_of(state) / secs / 1e9)
-        return copied
-
-    for _ in range(rounds + 1):
-        leaves = jax.block_until_ready(another([*state.values()]))
-        host = measure(
-            "to new memory of the host", lambda leaves=leaves: [*map(np.asarray, leaves)]
-        )
-        measure("from memory of the host", lambda host=host: jax.device_put(host, plain))
-        if device.platform != "cpu":
-            there = measure(
-                "to page-locked memory", lambda leaves=leaves: jax.device_put(leaves, locked)
-            )
-            measure("from page-locked memory", lambda there=there: jax.device_put(there, plain))
-    return {name: values[1:] for name, values in found.items()}
-
-
-# ---- saves beside training
 
 
 class Training:
@@ -218,9 +179,6 @@ def main() -> None:
         savers=([CONTROL, *OURS, *LIBRARIES], "what saves"),
     )
     memory = Path("/dev/shm")
-    header("copy", "GB/s")
-    for way, rates in fresh(bus, given.mib[0], given.rounds).items():
-        row(way, spread(rates, ".1f"))
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else given.directory) as top:
         for mib in given.mib:
             loop = given.steps, given.width, given.step_secs, given.lead_secs, given.savers

@@ -43,7 +43,7 @@ Positive = Annotated[int, Is("an integer of at least 1", lambda value: value >= 
 Natural = Annotated[int, Is("an integer of at least 0", lambda value: value >= 0)]
 
 
-_OF_PATHWAYS = ("load_with_colocated_python", "simdevice")
+_PATHWAYS_KEYS = ("load_with_colocated_python", "simdevice")
 """Keys of Orbax's files that may be there if they are null or false."""
 _NAMES: dict[Any, str] = {
     **{str: "text", bool: "true or false", int: "an integer", float: "a number"},
@@ -136,10 +136,10 @@ class Reader:
         hints = get_type_hints(kind, include_extras=True)
         fields = {one.name: one for one in dataclasses.fields(kind) if one.name not in but}  # pyright: ignore
         prefix = f"{where}." if where else ""
-        for name in _OF_PATHWAYS:
+        for name in _PATHWAYS_KEYS:
             if given.get(name):
                 self.problems.append(f"{prefix}{name}: Pathways is not supported: set it to false")
-        keys = [key for key in given if key not in _OF_PATHWAYS]
+        keys = [key for key in given if key not in _PATHWAYS_KEYS]
         self.unknown(keys, fields, f"{what} has no key")
         values: dict[str, Any] = {}
         for name, one in fields.items():

@@ -122,10 +122,8 @@ class WrongData(CheckpointError):
 
 def check_equal(expected: Any, found: Any) -> None:
     """Compares what this process holds of two trees, bit for bit; ``WrongData`` names the first leaf that differs."""
-    names, wanted, got = names_of(expected), jax.tree.leaves(expected), jax.tree.leaves(found)
-    if len(wanted) != len(got):
-        raise WrongData(f"loaded {len(got)} leaves, saved were {len(wanted)}")
-    for name, one, other in zip(names, wanted, got, strict=True):
+    leaves = names_of(expected), jax.tree.leaves(expected), jax.tree.leaves(found)
+    for name, one, other in zip(*leaves, strict=True):
         if not _same(one, other):
             raise WrongData(f"the loaded leaf {name!r} is not the one that was saved")
 

@@ -234,7 +234,7 @@ _TAGS = {
     "/jax/compilation_cache/cache_misses": f"{_JAX}/cache_misses_count",
     "/jax/core/compile/backend_compile_duration": f"{_JAX}/compile_s",
 }
-_OF_ORBAX = re.compile(
+_ORBAX_EVENT = re.compile(
     r"/jax/(?:orbax|checkpoint)/(write|read)/(.*?)[_/]?(gbytes_per_sec|gbytes|gb|(?:duration_)?secs?)"
 )
 _OTHERS = ("/jax/orbax/", "/jax/checkpoint/", "/jax/compilation_cache/", "/ckpt/")
@@ -244,7 +244,7 @@ def _tag_of(event: str) -> str | None:
     """The metric of an event; None for events that do not measure the cost of a checkpoint."""
     if event in _TAGS:
         return _TAGS[event]
-    if found := _OF_ORBAX.fullmatch(event):
+    if found := _ORBAX_EVENT.fullmatch(event):
         direction, of_what, unit = found.groups()
         call, stages = ("save", _SAVE) if direction == "write" else ("load", _LOAD)
         name = of_what.replace("/", "_") or "total"

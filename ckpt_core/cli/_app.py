@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -166,20 +166,6 @@ def doctor(
 app.command()(plan)
 
 
-def _name_all_missing(error: Any) -> None:
-    """Has an error about an option that is missing name the others, too, which else would take a try each."""
-    if type(error).__name__ != "MissingParameter" or error.ctx is None or error.param is None:
-        return
-    kind, taken = error.param.param_type_name, error.ctx.params  # what was typed is taken first
-    missing = [
-        repr(max(one.opts, key=len))
-        for one in error.ctx.command.params
-        if one.required and one.name not in taken and one.param_type_name == kind
-    ]
-    if len(missing) > 1:
-        error.param_hint = ", ".join(missing)
-
-
 def _message_of(error: Exception) -> str:
     """The message of an error, for a terminal: of several lines only where each has a mismatch."""
     text = str(error)
@@ -206,7 +192,6 @@ def run() -> int:
         show_usage = getattr(error, "show", None)  # click's errors about arguments have it
         if show_usage is None:
             raise
-        _name_all_missing(error)
         show_usage()
         return int(getattr(error, "exit_code", 2))
     return code if isinstance(code, int) else 0

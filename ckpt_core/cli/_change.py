@@ -46,7 +46,7 @@ from ckpt_core._storage import backend_of
 from ckpt_core._verify import inspect, verify
 from ckpt_core._words import counted, size, time_of
 from ckpt_core.cli._shared import console, one_line, print_json, say, table
-from ckpt_core.cli._steps import OWNER_FILE, RETIRED, is_run, of_steps, retire, steps_in
+from ckpt_core.cli._steps import OWNER_FILE, RETIRED, is_run, retire, steps_as_text, steps_in
 
 _OF_ONE = ("ckpt.json", "_CHECKPOINT_METADATA")
 """Of ``SIGNS``, those that the items of a checkpoint do not have."""
@@ -60,34 +60,34 @@ def copy(source: str, target: str, *, steps: list[int], prefix: str | None, mirr
             raise CheckpointNotFound(text)
         say(f"{source} -> {target}: {size(copy_checkpoint(source, target))}")
         return 0
-    ours, theirs = steps_in(source, prefix), steps_in(target, prefix)
-    wanted, there = sorted({*steps}) or ours.all(), theirs.saves()
+    origin, replica = steps_in(source, prefix), steps_in(target, prefix)
+    wanted, there = sorted({*steps}) or origin.all(), replica.saves()
     for step in wanted:
-        ours.refuse_absent(step)
+        origin.refuse_absent(step)
     present = [step for step in wanted if step in there]
     readable = (step for step in present if there[step][0] != "?")
-    same = {step for step in readable if same_save(ours.path(step), theirs.path(step))}
+    same = {step for step in readable if same_save(origin.path(step), replica.path(step))}
     others = [step for step in present if step not in same]
-    strays = theirs.left_by(ours)
-    moves = f"moves them to {theirs.directory}/{RETIRED}"
-    mirrored = f"--mirror {moves if resolve(theirs.directory)[1] else 'deletes them'}"
+    strays = replica.left_by(origin)
+    moves = f"moves them to {replica.directory}/{RETIRED}"
+    mirrored = f"--mirror {moves if resolve(replica.directory)[1] else 'deletes them'}"
     if mirror and (others or strays):
-        say(f"{theirs.directory}: {retire(theirs, [*others, *strays])}")
+        say(f"{replica.directory}: {retire(replica, [*others, *strays])}")
         strays = []
     elif others:
-        besides = f"; not of its history: {of_steps(strays)}" if strays else ""
+        besides = f"; not of its history: {steps_as_text(strays)}" if strays else ""
         raise CheckpointError(
-            f"{theirs.directory}: nothing was copied. It has another save than {ours.directory} of {of_steps(others)}{besides}. "
+            f"{replica.directory}: nothing was copied. It has another save than {origin.directory} of {steps_as_text(others)}{besides}. "
             f"{mirrored}; or copy to another place"
         )
     _copy_run_metadata(source, target)
     damaged = False
     for step in wanted:
         if step in same:
-            say(f"{theirs.path(step)} is there already")
+            say(f"{replica.path(step)} is there already")
             continue
         try:
-            one, other = ours.path(step), theirs.new_path(step)
+            one, other = origin.path(step), replica.new_path(step)
             say(f"{one} -> {other}: {size(copy_checkpoint(one, other))}")
         except CheckpointNotFound:
             say(f"step {step} was deleted meanwhile")
@@ -95,20 +95,20 @@ def copy(source: str, target: str, *, steps: list[int], prefix: str | None, mirr
             say(str(error))
             damaged = True
     if strays:
-        text = f"{of_steps(strays)} there, not of the history of {ours.directory}"
-        say(f"{theirs.directory}: {text}: a restore may go on from them. {mirrored}")
+        text = f"{steps_as_text(strays)} there, not of the history of {origin.directory}"
+        say(f"{replica.directory}: {text}: a restore may go on from them. {mirrored}")
     return 1 if strays or damaged else 0
 
 
 def _copy_run_metadata(source: str, target: str) -> None:
     """Copies the metadata of the run as a whole, if the target has nothing of the kind."""
-    ours, theirs = ((backend_of(local), path) for path, local in map(resolve, (source, target)))
-    metadata, there = read_run_metadata(*ours), read_run_metadata(*theirs)
+    origin, replica = ((backend_of(local), path) for path, local in map(resolve, (source, target)))
+    metadata, there = read_run_metadata(*origin), read_run_metadata(*replica)
     if there is None and metadata is not None:
-        write_run_metadata(*theirs, metadata)
-        say(f"{ours[1]} -> {theirs[1]}: metadata of the run")
+        write_run_metadata(*replica, metadata)
+        say(f"{origin[1]} -> {replica[1]}: metadata of the run")
     elif metadata not in (None, there):
-        say(f"{theirs[1]} has other metadata of the run, which stays")
+        say(f"{replica[1]} has other metadata of the run, which stays")
 
 
 def remove(paths: Sequence[str], *, steps: list[int], prefix: str | None, yes: bool) -> int:
@@ -171,24 +171,24 @@ def _one_checkpoint(path: str) -> str:
             return backend.read(standing, name)
         return None
 
-    says_so = _says_so(backend, standing, SIGNS)
-    if not backend.is_checkpoint(standing) or (says_so and not is_meant(read)):
+    signed = _has_sign(backend, standing, SIGNS)
+    if not backend.is_checkpoint(standing) or (signed and not is_meant(read)):
         raise CheckpointNotFound(f"{text} is no checkpoint: nothing was deleted")
-    if not says_so:
+    if not signed:
         inside = (f"{standing}/{name}" for name in backend.children(standing))
-        those = "name those, or " if any(_says_so(backend, one, _OF_ONE) for one in inside) else ""
+        those = "name those, or " if any(_has_sign(backend, one, _OF_ONE) for one in inside) else ""
         raise CheckpointError(
             f"{text} holds folders of Orbax, and nothing says that it is one checkpoint and no folder of several: "
             f"{those}remove the directory itself"
         )
     above = text.rpartition("/")[0]
-    alone = _says_so(backend, standing, _OF_ONE) and not _says_so(backend, above, SIGNS)
+    alone = _has_sign(backend, standing, _OF_ONE) and not _has_sign(backend, above, SIGNS)
     if above and not above.endswith(":/") and not alone and backend.is_checkpoint(above):
         raise CheckpointError(f"{text} is a part of the checkpoint {above}: nothing was deleted")
     return text
 
 
-def _says_so(backend: Backend, path: str, signs: Sequence[str]) -> bool:
+def _has_sign(backend: Backend, path: str, signs: Sequence[str]) -> bool:
     """Whether a folder itself says that it is a checkpoint, and not only folders in it."""
     return bool(path) and any(backend.size(path, sign) is not None for sign in signs)
 
@@ -295,7 +295,7 @@ def _copy_file(opened: NativeCheckpoint, name: str, attempt: Attempt) -> int:
     return len(data)
 
 
-_STEPS = 5
+_MOST_STEPS = 5
 """Maximum number of steps named of a run."""
 
 
@@ -327,8 +327,8 @@ def _cells(run: LocalRun) -> list[str | Text]:
 
 
 def _steps(run: LocalRun) -> str:
-    more = f" and {len(run.steps) - _STEPS} more" if len(run.steps) > _STEPS else ""
-    return ", ".join(map(str, run.steps[-_STEPS:])) + more
+    more = f" and {len(run.steps) - _MOST_STEPS} more" if len(run.steps) > _MOST_STEPS else ""
+    return ", ".join(map(str, run.steps[-_MOST_STEPS:])) + more
 
 
 def remove_runs(

@@ -76,7 +76,7 @@ def show(path: str, *, all_leaves: bool, as_json: bool) -> int:
     out.print(f"[bold]{escape(info.path)}[/bold]")
     say(_heading(info, facts))
     for item in info.items.values():
-        say(_held(item))
+        say(_item_line(item))
     if info.metrics:
         say(f"metrics: {pairs(info.metrics)}")
     if info.metadata is not None:
@@ -117,7 +117,7 @@ def _heading(info: CheckpointInfo, facts: Mapping[str, Any]) -> str:
     return ", ".join(known)
 
 
-def _held(item: ItemInfo) -> str:
+def _item_line(item: ItemInfo) -> str:
     name = item.name or "a bare tree"  # a directory of Orbax without items
     if item.files:
         return f"{name}: {counted(len(item.files), 'file')}, {size(item.bytes)}"

@@ -40,10 +40,10 @@ def steps_in(path: str, prefix: str | None = None) -> Steps:
 
 def is_run(path: str) -> bool:
     """Whether a directory holds steps and is not itself a checkpoint."""
-    return not _is_one(path) and bool(steps_in(path).all())
+    return not _is_checkpoint(path) and bool(steps_in(path).all())
 
 
-def _is_one(path: str) -> bool:
+def _is_checkpoint(path: str) -> bool:
     text, local = resolve(path)
     with contextlib.suppress(FileExistsError):
         refuse_one_checkpoint(backend_of(local), text, local)
@@ -59,7 +59,7 @@ def list_steps(
     refuse_no_directory(directory, local)
     steps = steps_in(directory, step_prefix)
     listing = steps.look()
-    committed = [] if _is_one(directory) else listing.committed()
+    committed = [] if _is_checkpoint(directory) else listing.committed()
     found = [row for step in committed if (row := _row(steps, step)) is not None]
     rows = [row for row, _ in found]
     disk = dict(file for _, files in found for file in files.items())  # shared ones count once
@@ -80,7 +80,7 @@ def list_steps(
         print_json(content)
     else:
         _print(content)
-        below = [_of(beside)] if beside else []
+        below = [_beside_as_text(beside)] if beside else []
         below += strays_as_text(content["strays"])
         below += [f"no checkpoint in {', '.join(map(steps.names.name, empty))}"] if empty else []
         for text in below:
@@ -127,10 +127,10 @@ def strays_as_text(strays: Mapping[int, int]) -> Iterator[str]:
     for parent in dict.fromkeys(strays.values()):
         steps = [step for step in strays if strays[step] == parent]
         verb = "continues" if len(steps) == 1 else "continue"
-        yield f"{of_steps(steps)} {stray_text(parent, verb)}"
+        yield f"{steps_as_text(steps)} {stray_text(parent, verb)}"
 
 
-def of_steps(steps: Sequence[int]) -> str:
+def steps_as_text(steps: Sequence[int]) -> str:
     """``step 5``, or ``steps 5, 6``."""
     return f"step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}"
 
@@ -146,7 +146,7 @@ def retire(run: Steps, steps: Sequence[int]) -> str:
     disk.refuse_read(removals)
     disk.remove(removals, listing)
     how = f"moved to {run.directory}/{RETIRED}" if run.local else "deleted"
-    return f"{of_steps(steps)} {how}"
+    return f"{steps_as_text(steps)} {how}"
 
 
 Inodes = dict[tuple[int, int], int]
@@ -217,7 +217,7 @@ def _hint(directory: str) -> str:
     return ""
 
 
-def _of(beside: list[Trace]) -> str:
+def _beside_as_text(beside: list[Trace]) -> str:
     """A line about each entry beside the steps: what it is, its owner, its age."""
     words: dict[str, list[str]] = {}
     for trace in beside:

@@ -5,6 +5,8 @@ ckpt import model.npz weights
 """
 
 from ckpt_core.convert._incoming import import_weights as import_weights
-from ckpt_core.convert._npz import export_npz as export_npz
-from ckpt_core.convert._outgoing import export_safetensors as export_safetensors
+from ckpt_core.convert._outgoing import (
+    export_npz as export_npz,
+    export_safetensors as export_safetensors,
+)
 from ckpt_core.convert._torch import export_torch as export_torch

@@ -8,7 +8,7 @@ import os
 import tempfile
 import zipfile
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -35,9 +35,9 @@ from ckpt_core._saved import (
 )
 from ckpt_core._storage import new_context
 from ckpt_core._tree import FlatTree, flatten
-from ckpt_core._tree.leaves import TEXT_KINDS, leaf_spec, to_host_array
+from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec, leaf_spec, to_host_array
 from ckpt_core._words import in_order
-from ckpt_core.convert import _npz, _torch
+from ckpt_core.convert import _torch
 from ckpt_core.convert._source import Array, Slot, array_spec, each, library, parsing, with_slots
 
 
@@ -58,6 +58,56 @@ def _slot(value: Any, where: str) -> Slot | None:
 @each
 def _read(slot: Slot) -> Array:
     return to_host_array(np.asarray(slot.place), slot.spec)
+
+
+_ARRAY = ".npy"
+
+
+def _npz(path: str, stack: contextlib.ExitStack) -> tuple[Any, Any]:
+    """The arrays that ``numpy.savez`` wrote, by name; reading one checks the archive's checksum."""
+    # numpy leaves a file open that it has opened itself and cannot read
+    stream = stack.enter_context(open(path, "rb"))  # noqa: SIM115
+    tree: dict[str, Slot] = {}
+    with parsing(path):
+        archive: Any = stack.enter_context(np.load(stream, allow_pickle=False))
+        for member in archive.zip.namelist():
+            where = f"{path}: {member}"
+            if not member.endswith(_ARRAY):
+                raise UnsupportedLeaf(f"{where} is no array: leave it out of the file", leaf=where)
+            with archive.zip.open(member) as head:
+                place = archive, member, path
+                tree[member.removesuffix(_ARRAY)] = Slot(_header(head, where), _read_member, place)
+    return tree, None
+
+
+def _header(stream: IO[bytes], where: str) -> LeafSpec:
+    """What the header of an array says."""
+    form: Any = np.lib.format
+    version = form.read_magic(stream)
+    read = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
+    shape, _, dtype = read(stream)
+    if dtype.hasobject:
+        raise UnsupportedLeaf(
+            f"{where}: it holds Python objects, and to make them would run code that the file names: save "
+            "arrays of numbers only",
+            leaf=where,
+            type_name="object",
+        )
+    if dtype.kind == "V" and dtype.names is None:
+        raise UnsupportedLeaf(
+            f"{where}: numpy wrote {dtype.itemsize} bytes for each element and no name of their dtype, as it does for "
+            "bfloat16 and 8-bit floats: write the file anew as safetensors, or as arrays of float32",
+            leaf=where,
+            type_name=str(dtype),
+        )
+    return array_spec(dtype.name, shape, where, numpy=True)
+
+
+@each
+def _read_member(slot: Slot) -> Array:
+    archive, member, path = slot.place
+    with parsing(path, f"{path}: {member}"):
+        return np.asarray(archive[member], slot.spec.numpy_dtype, order="C")
 
 
 _WEIGHTS = "model.weights.h5"
@@ -153,7 +203,7 @@ def _read_dataset(slot: Slot) -> Array:
 
 
 _READERS = {
-    "npz": _npz.opened,
+    "npz": _npz,
     "torch": _torch.opened,
     "dcp": _torch.opened_folder,
     "flax": _flax,

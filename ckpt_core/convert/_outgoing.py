@@ -1,4 +1,4 @@
-"""What all exports have in common, the tensors of a checkpoint one by one; and the export as safetensors."""
+"""What all exports have in common, the tensors of a checkpoint one by one; and the exports as safetensors and npz."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import itertools
 import json
 import operator
 import os
+import zipfile
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckpt_core._directory import has_sign, kind_at, place, resolve
+from ckpt_core._directory import has_sign, kind_at, place, placed, resolve
 from ckpt_core._errors import CheckpointError, CheckpointExists, CheckpointNotFound
 from ckpt_core._format import safetensors
 from ckpt_core._format.rules import Export, Rule, exports, rules_from
@@ -52,7 +53,7 @@ class Format(NamedTuple):
 
 
 @contextlib.contextmanager
-def outgoing(
+def exported(
     checkpoint: PathLike,
     format: Format,
     options: Options | None,
@@ -186,7 +187,7 @@ def _row(item: SavedItem, read: tuple[Want, Mapping[Any, Array]], stacked: int) 
 
 
 _PIECE_BYTES = 4 * MIB
-_FORMAT = Format("safetensors", frozenset(safetensors.DTYPES.values()))
+_SAFETENSORS = Format("safetensors", frozenset(safetensors.DTYPES.values()))
 
 
 @answering
@@ -243,7 +244,7 @@ def export_safetensors(
         inside = [f"{where}/{name}" for name in os.listdir(where) if name.endswith(ends)]
     for path in inside:
         refuse_existing(path)
-    with outgoing(checkpoint, _FORMAT, options, item, only, exclude, rules) as (plan, arrays):
+    with exported(checkpoint, _SAFETENSORS, options, item, only, exclude, rules) as (plan, arrays):
         shards = _shards(where, plan, max_shard_bytes)
         for path, shard in shards:
             place(path, _pieces(shard, arrays, dict(metadata or {})))
@@ -291,3 +292,55 @@ def _pieces(shard: Sequence[Export], arrays: Arrays, metadata: dict[str, str]) -
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         for start in range(0, data.size, _PIECE_BYTES):
             yield data[start : start + _PIECE_BYTES].tobytes()
+
+
+_NPZ = Format(
+    "npz", NUMPY_DTYPES, "numpy has no such dtype: write safetensors, or leave them out with"
+)
+
+
+@answering
+def export_npz(
+    checkpoint: PathLike,
+    target: PathLike,
+    /,
+    *,
+    item: str | None = None,
+    only: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+    rules: Rules = None,
+    options: Options | None = None,
+) -> list[str]:
+    """The file that was written: arrays by name, which ``numpy.load`` reads; not compressed.
+
+    Streamed, as ``export_safetensors``, whose arguments it has.
+
+    Args:
+        checkpoint: path or URL of a checkpoint.
+        target: the file, such as ``model.npz``.
+        item, only, exclude, rules, options: as for ``export_safetensors``.
+
+    Raises:
+        CheckpointError: numpy lacks a dtype, such as bfloat16.
+        CheckpointNotFound, CheckpointCorrupt, CheckpointExists, StructureMismatch: as ``export_safetensors``.
+
+    Example:
+        >>> import ckpt_core as ckpt, jax.numpy as jnp, tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> ckpt.save(f"{folder}/one", {"w": jnp.ones(3)})
+        >>> [path] = ckpt.convert.export_npz(f"{folder}/one", f"{folder}/model.npz")
+    """
+    where = new_file(target)
+    with (
+        exported(checkpoint, _NPZ, options, item, only, exclude, rules) as (plan, arrays),
+        placed(where) as temporary,
+        zipfile.ZipFile(temporary, "w") as archive,
+    ):
+        if cut := [one.name for one in plan if "\0" in one.name]:
+            raise CheckpointError(
+                f"{cut[0]!r}: an npz cuts names at zero bytes: rename it by rules="
+            )
+        for one, array in arrays:
+            with archive.open(f"{one.name}.npy", "w", force_zip64=True) as stream:
+                np.lib.format.write_array(stream, array, allow_pickle=False)
+    return [where]

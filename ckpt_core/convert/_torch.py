@@ -23,7 +23,7 @@ from ckpt_core._errors import CheckpointCorrupt, UnsupportedLeaf
 from ckpt_core._options import Options
 from ckpt_core._tree.leaves import dtype_from_name, to_host_array
 from ckpt_core.arguments import answering
-from ckpt_core.convert._outgoing import NUMPY_DTYPES, Format, PathLike, Rules, new_file, outgoing
+from ckpt_core.convert._outgoing import NUMPY_DTYPES, Format, PathLike, Rules, exported, new_file
 from ckpt_core.convert._source import Array, Slot, array_spec, each, library, parsing, with_slots
 
 INDEX = ".metadata"
@@ -207,7 +207,7 @@ def export_torch(
     where = new_file(target)
     torch = library("torch", where)
     with (
-        outgoing(checkpoint, _FORMAT, options, item, only, exclude, rules) as (_, arrays),
+        exported(checkpoint, _FORMAT, options, item, only, exclude, rules) as (_, arrays),
         _plain(torch),
         placed(where) as temporary,
         open(temporary, "wb") as stream,

@@ -13,7 +13,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -35,22 +35,15 @@ class Interrupted(BaseException):
 
 
 @dataclass(frozen=True)
-class _Run:
+class _Life:
     """What a run reported: prints by step in order, and the prints of its return value if it ended."""
 
     reports: dict[int, Prints]
-    final: Prints | None
+    final: Prints | None = None
 
     @property
     def steps(self) -> list[int]:
         return list(self.reports)
-
-
-def _run_of(entries: Iterable[dict[str, Any]]) -> _Run:
-    """The run of these entries, which may have been JSON in between."""
-    reports = {one["step"]: prints_from(one["prints"]) for one in entries if "step" in one}
-    final = next((prints_from(one["final"]) for one in entries if "final" in one), None)
-    return _Run(reports, final)
 
 
 @dataclass(eq=False)
@@ -155,12 +148,8 @@ def assert_exact_resume(
                 f"directory={place!r} holds runs already: every check begins in an empty one"
             )
 
-        def run(name: str, stop_at: int | None) -> _Run:
-            where = Path(place) / name
-            where.mkdir(parents=True, exist_ok=True)
-            if by == "exception":
-                return _run_here(train, where, stop_at)
-            return _run_in_process(train, where, stop_at, by, timeout_secs)
+        def run(name: str, stop_at: int | None) -> _Life:
+            return _run(train, Path(place) / name, stop_at, by, timeout_secs)
 
         straight = run("straight", None)
         stops = _stops(interrupt_at, straight.steps)
@@ -190,7 +179,7 @@ def _stops(interrupt_at: int | Iterable[int] | None, steps: Sequence[int]) -> li
     return stops
 
 
-def _compare(straight: _Run, lives: Sequence[_Run], stops: Sequence[int]) -> ExactResume:
+def _compare(straight: _Life, lives: Sequence[_Life], stops: Sequence[int]) -> ExactResume:
     for number, (life, stop) in enumerate(zip(lives, [*stops, None], strict=True)):
         before = lives[number - 1] if number else None
         _check_steps(straight, life, before, stop)
@@ -208,7 +197,7 @@ def _compare(straight: _Run, lives: Sequence[_Run], stops: Sequence[int]) -> Exa
     )
 
 
-def _check_steps(straight: _Run, life: _Run, before: _Run | None, stop: int | None) -> None:
+def _check_steps(straight: _Life, life: _Life, before: _Life | None, stop: int | None) -> None:
     """Checks that the steps of a run continue those of the run before it, up to its interruption."""
     steps, which = straight.steps, _which(life, before)
     if not life.steps:
@@ -248,7 +237,7 @@ def _check_steps(straight: _Run, life: _Run, before: _Run | None, stop: int | No
         raise AssertionError(f"{which} ended at step {last}, the uninterrupted run at {steps[-1]}")
 
 
-def _check_values(straight: _Run, life: _Run, before: _Run | None) -> None:
+def _check_values(straight: _Life, life: _Life, before: _Life | None) -> None:
     for step, prints in life.reports.items():
         difference = first_difference(straight.reports[step], prints)
         if difference is None:
@@ -262,47 +251,42 @@ def _check_values(straight: _Run, life: _Run, before: _Run | None) -> None:
         raise AssertionError(text)
 
 
-def _which(life: _Run, before: _Run | None) -> str:
+def _which(life: _Life, before: _Life | None) -> str:
     if before is None:
         return "the run that was to be interrupted"
     where = f" from step {life.steps[0]}" if life.steps else ""
     return f"the run that was interrupted at step {before.steps[-1]} and resumed{where}"
 
 
-def _run_here(train: Train, directory: Path, stop_at: int | None) -> _Run:
-    """Runs to the end, or to the report of the step ``stop_at``, which raises Interrupted."""
-
-    def stop() -> None:
-        raise Interrupted(f"interrupted at step {stop_at} by assert_exact_resume")
-
+def _run(train: Train, directory: Path, stop_at: int | None, by: By, timeout_secs: float) -> _Life:
+    """A run to its end, or to an interruption at the report of the step ``stop_at``; by a signal in a new interpreter."""
+    directory.mkdir(parents=True, exist_ok=True)
     entries: list[dict[str, Any]] = []
-    report = Report(stop_at, stop, entries.append)
-    with suppress(Interrupted):
-        result = train(directory, report)
-        if report.stopped:
-            raise AssertionError(
-                f"train went on after report raised Interrupted at step {stop_at}: it must not be caught"
-            )
-        entries.append({"final": prints_of(result)})
-    return _run_of(entries)
+    if by == "exception":
+        with suppress(Interrupted):
+            _train(entries.append, train, str(directory), stop_at, by)
+    else:
+        sent = (portable(train), str(directory), stop_at, by)
+        status, entries = run_apart("train", _train, sent, timeout_secs)
+        if status != 0 and (stop_at is None or status != -signal.Signals[by]):
+            raise RuntimeError(f"the process of train ended with status {status}")
+    reports = {one["step"]: prints_from(one["prints"]) for one in entries if "step" in one}
+    final = next((prints_from(one["final"]) for one in entries if "final" in one), None)
+    if stop_at is None or not any(step >= stop_at for step in reports):
+        return _Life(reports, final)
+    if final is not None and by == "exception":
+        raise AssertionError(
+            f"train went on after report raised Interrupted at step {stop_at}: it must not be caught"
+        )
+    return _Life(reports)  # what it returned after a SIGTERM is not of the last step
 
 
-def _run_in_process(
-    train: Train, directory: Path, stop_at: int | None, by: By, timeout_secs: float
-) -> _Run:
-    """The run of ``train`` in a new interpreter, which a signal interrupts at the step ``stop_at``."""
-    sent = (portable(train), str(directory), stop_at, by)
-    status, entries = run_apart("train", _train_apart, sent, timeout_secs)
-    if status != 0 and (stop_at is None or status != -signal.Signals[by]):
-        raise RuntimeError(f"the process of train ended with status {status}")
-    run = _run_of(entries)
-    if by == "SIGTERM" and stop_at is not None and any(step >= stop_at for step in run.steps):
-        return replace(run, final=None)  # it ended early, so its result is not the final one
-    return run
+def _train(write: Write, train: Train, directory: str, stop_at: int | None, by: By) -> None:
+    """Trains in this process, and writes what is reported and returned."""
 
-
-def _train_apart(write: Write, train: Train, directory: str, stop_at: int | None, by: By) -> None:
     def stop() -> None:
+        if by == "exception":
+            raise Interrupted(f"interrupted at step {stop_at} by assert_exact_resume")
         if by == "SIGTERM":
             os.kill(os.getpid(), signal.SIGTERM)
         else:

@@ -231,9 +231,7 @@ def blocked(packages: Sequence[str]) -> Generator[None]:
     imported = [name for name in packages if sys.modules.get(name) is not None]
     if imported:
         raise AssertionError(f"{', '.join(imported)} was imported before it could be blocked")
-    sys.modules.update(dict.fromkeys(packages))  # pyright: ignore  # None makes `import` fail
-    try:
-        yield
-    finally:
+    with pytest.MonkeyPatch.context() as patch:
         for name in packages:
-            del sys.modules[name]
+            patch.setitem(sys.modules, name, None)  # pyright: ignore  # None makes `import` fail
+        yield

@@ -16,6 +16,7 @@ import hashlib
 import inspect
 import itertools
 import operator
+import os
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -266,9 +267,7 @@ def _without_folder(items: Sequence[Any]) -> Sequence[Any]:
     if not items or not all(isinstance(item, (str, PurePath)) for item in items):
         return items
     texts = list(map(str, items))
-    pairs = zip(min(texts), max(texts), strict=False)
-    alike = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
-    folder = "".join(letter for letter, _ in alike).rpartition("/")[0]
+    folder = os.path.commonprefix(texts).rpartition("/")[0]  # noqa: RUF071 (letters, then the folder)
     return [text[len(folder) :] for text in texts]
 
 

@@ -16,8 +16,8 @@ from ckpt_core import Checkpointer, CheckpointError, Options
 from ckpt_core.arguments import answering, check_flags
 from ckpt_keras._adapter import require_jax
 from ckpt_keras._arguments import Arguments, checked_extra, checked_track, directory_of
-from ckpt_keras._fit import Fit, Past
-from ckpt_keras._inside_fit import go_around
+from ckpt_keras._fit import EarlierFits, Fit
+from ckpt_keras._inside_fit import put_around
 from ckpt_keras._progress import Progress
 from ckpt_keras._session import Session
 
@@ -127,7 +127,7 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
         )
         require_jax(host_only)
         self._data = data
-        self._past = Past(Progress(unit=self._arguments.unit, best=initial_value_threshold))
+        self._past = EarlierFits(Progress(unit=self._arguments.unit, best=initial_value_threshold))
 
         self._fit: Fit | None = None
         self._session: Session | None = None  # of the last fit, which an exception may have ended
@@ -180,7 +180,7 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
             self._session.close(interrupted=True)  # an exception may have ended the last fit
         fit = self._fit = Fit(self, self._arguments, self._data, self._past)
         self._session = fit.session
-        go_around(fit.inside, self._first, self, _ending(self, fit.session))
+        put_around(fit.inside, self._first, self, _ending(self, fit.session))
         fit.begin()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

@@ -257,7 +257,7 @@ class Kept:
         if self._dataset is None or isinstance(self._dataset, Stateful):
             return {}
         others = ((name, value) for name, value in self._attributes() if _stored(value) is None)
-        prints = ((name, _print_of(value)) for name, value in others)
+        prints = ((name, _checksum_of(value)) for name, value in others)
         return {name: text for name, text in prints if text}
 
     def _warn(self, what: str) -> None:
@@ -284,7 +284,7 @@ def _stored(value: Any) -> Any:
     return np.array(value) if is_order else None
 
 
-class _Sum:
+class _Checksum:
     """A checksum of the beginning of what is written; EOFError when it is complete."""
 
     crc = 0
@@ -298,14 +298,14 @@ class _Sum:
             raise EOFError
 
 
-def _print_of(value: Any) -> str:
+def _checksum_of(value: Any) -> str:
     """Of a dict, which may be a cache that grows, only its first entry counts; empty for what cannot be looked into."""
     if isinstance(value, dict):
-        return _print_of(next(iter(value.values()))) if value else ""
+        return _checksum_of(next(iter(value.values()))) if value else ""
     is_sequence = isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim)
     if is_sequence and len(value) > _SAMPLES:
         value = value[:: len(value) // _SAMPLES]
-    into = _Sum()
+    into = _Checksum()
     pickler = pickle.Pickler(into, 5, buffer_callback=lambda part: into.write(part.raw()))
     pickler.fast = True  # equal values are equal, whether they share parts or not
     try:

@@ -17,14 +17,14 @@ from ckpt_keras import _inside_fit, _progress
 from ckpt_keras._adapter import is_lost, on_jax, value_of
 from ckpt_keras._arguments import Arguments
 from ckpt_keras._data import FitData
-from ckpt_keras._progress import Progress, entered_at
+from ckpt_keras._progress import Progress, skipped_batches
 from ckpt_keras._session import Session, place_of
 
 logger = logging.getLogger("ckpt_keras")
 
 
 @dataclass
-class Past:
+class EarlierFits:
     """What a callback knows of its earlier calls of ``fit``."""
 
     progress: Progress
@@ -36,10 +36,10 @@ class Past:
 class Fit:
     """One call of ``fit``; ``begin`` restores the newest step, now that model, optimizer and metrics are built."""
 
-    def __init__(self, callback: Any, arguments: Arguments, data: Any, past: Past) -> None:
+    def __init__(self, callback: Any, arguments: Arguments, data: Any, past: EarlierFits) -> None:
         self._callback, self._arguments, self._past = callback, arguments, past
         self._model = callback._model  # `callback.model` takes the state back from the trainer
-        self.inside = _inside_fit.look_around(callback)
+        self.inside = _inside_fit.find_fit(callback)
         self._check_neighbours()
         self._learning_rate = _learning_rate(self._model)
         self.averages = Averages(self._model, self.inside.callbacks)
@@ -161,7 +161,7 @@ class Fit:
         return (self._callback.params or {}).get("steps")
 
     def _skip(self, why: str, level: int = logging.INFO) -> None:
-        self._leave_averages()
+        self._end_with_averages()
         logger.log(level, "%s: nothing to train, %s", self._arguments.directory, why)
         if self._arguments.verbose:
             print(f"nothing to train: {why}")
@@ -194,12 +194,12 @@ class Fit:
         if not resumed.batch or self._data.given:  # with data=, the position is restored exactly
             return resumed.batch
         together = int(self._model.steps_per_execution)
-        done, warning = entered_at(resumed, self.inside.batches, together)
+        done, warning = skipped_batches(resumed, self.inside.batches, together)
         if warning is not None:
             self._warn(f"{directory}: {warning}")
         return done
 
-    def _leave_averages(self) -> None:
+    def _end_with_averages(self) -> None:
         """If no epoch follows, the end of fit copies averages to the weights, as after the last epoch."""
         if self._progress.averages_swapped:
             self.averages.restored(swapped=True, trains=False)
@@ -213,7 +213,7 @@ class Fit:
     def _warn_if_nothing_is_left(self, resumed: Progress) -> None:
         last = self.inside.last_epoch
         if last is not None and resumed.epoch >= last:
-            self._leave_averages()
+            self._end_with_averages()
             self._warn(
                 f"nothing is trained: {self._arguments.directory} holds a run of {resumed.epoch} epochs, which is restored, "
                 f"and fit(epochs={last}) asks for {last} in all. Pass epochs={resumed.epoch + 1} or more to train on, or "

@@ -44,7 +44,7 @@ class InsideFit:
         return Batches(size or None, count or None)
 
 
-def look_around(callback: Any) -> InsideFit:
+def find_fit(callback: Any) -> InsideFit:
     """The parts of the ``fit`` that is calling ``callback`` right now; CheckpointError if no list of callbacks holds it."""
     callbacks = epochs = last_epoch = None
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
@@ -67,7 +67,7 @@ def look_around(callback: Any) -> InsideFit:
     return InsideFit(weakref.ref(callbacks), epochs, last_epoch)
 
 
-def go_around(inside: InsideFit, first: Any, last: Any, over: Callable[[], None]) -> None:
+def put_around(inside: InsideFit, first: Any, last: Any, over: Callable[[], None]) -> None:
     """Puts a callback before all others and one after them. When ``fit`` is gone it calls ``over``, which must not hold it."""
     callbacks = inside.callbacks
     others = [other for other in callbacks.callbacks if other not in (first, last)]

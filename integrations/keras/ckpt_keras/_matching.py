@@ -28,7 +28,7 @@ from ckpt_keras._slots import (
     numbered,
 )
 
-_TAKEN = re.compile(r"@\d+$")
+_AT_NUMBER = re.compile(r"@\d+$")
 
 
 Pattern = tuple[tuple[str, int | None], ...]
@@ -339,7 +339,7 @@ def inside(path: str) -> str:
 def flat(path: str) -> str:
     """A weight's name as it appears in the names of its optimizer slots: Keras' path joined."""
     *parents, last = inside(path).split("/")
-    return "_".join([*(_TAKEN.sub("", part) for part in parents), last.partition("@")[0]])
+    return "_".join([*(_AT_NUMBER.sub("", part) for part in parents), last.partition("@")[0]])
 
 
 def dotted(path: str) -> str:

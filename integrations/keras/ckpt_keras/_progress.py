@@ -105,7 +105,7 @@ class OfProcess:
         self.state, self.count = state["state"], int(state["processes"])
 
 
-_OF_NUMPY = ("name", "keys", "position", "has_gauss", "gauss")
+_NUMPY_STATE = ("name", "keys", "position", "has_gauss", "gauss")
 
 
 def random_state(*, torch: bool = False) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def random_state(*, torch: bool = False) -> dict[str, Any]:
     version, words, gauss = random.getstate()
     more = {"torch": np.array(sys.modules["torch"].get_rng_state())} if torch else {}
     return more | {
-        "numpy": dict(zip(_OF_NUMPY, np.random.get_state(), strict=True)),
+        "numpy": dict(zip(_NUMPY_STATE, np.random.get_state(), strict=True)),
         "python": {"version": version, "words": np.array(words, np.int64), "gauss_next": gauss},
     }
 
@@ -122,7 +122,7 @@ def set_random_state(state: dict[str, Any]) -> None:
     """Sets the generators to a result of ``random_state``."""
     if not state:
         return
-    np.random.set_state(tuple(state["numpy"][name] for name in _OF_NUMPY))
+    np.random.set_state(tuple(state["numpy"][name] for name in _NUMPY_STATE))
     torch: Any = sys.modules.get("torch")
     if "torch" in state and torch is not None:
         torch.set_rng_state(torch.from_numpy(np.array(state["torch"])))
@@ -139,7 +139,7 @@ class Batches:
     count: int | None = None
 
 
-def entered_at(saved: Progress, now: Batches, together: int = 1) -> tuple[int, str | None]:
+def skipped_batches(saved: Progress, now: Batches, together: int = 1) -> tuple[int, str | None]:
     """The number of finished batches of an interrupted epoch, and a warning or None. If the batch size changed, samples count:
     none is left out. ``together`` batches are one call of the compiled step; a partly finished group is run again.
     """

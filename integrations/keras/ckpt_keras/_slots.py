@@ -117,15 +117,15 @@ def _named(
         *front, last = str(variable.path).split("/")
         parents: Parts = ()
         for part in front:
-            parents = _free((*parents, part), leaves)
+            parents = _unique((*parents, part), leaves)
             inner.add(parents)
         where = suffixes.get(id(variable), "") if str(variable.path) in shared else ""
-        path = _free((*parents, f"{last}@{where}" if where else last), leaves, inner)
+        path = _unique((*parents, f"{last}@{where}" if where else last), leaves, inner)
         leaves.add(path)
         yield Slot((*prefix, *path), variable)
 
 
-def _free(path: Parts, *taken: Set[Parts]) -> Parts:
+def _unique(path: Parts, *taken: Set[Parts]) -> Parts:
     candidate, count = path, 1
     while any(candidate in paths for paths in taken):
         count += 1

@@ -26,7 +26,7 @@ from ckpt_orbax._paths import as_path, kind_at
 from ckpt_orbax._refused import not_offered
 from ckpt_orbax._targets import restored_tree
 from ckpt_orbax.args import ArrayRestore, Composite, JsonRestore, PyTreeRestore
-from ckpt_orbax.handlers import Called, CheckpointArgs, as_call
+from ckpt_orbax.handlers import CallArgs, CheckpointArgs, as_call
 from ckpt_orbax.metadata import is_metrics
 
 ARRAY = "checkpoint"
@@ -113,7 +113,7 @@ def args_classes(handler: Any) -> tuple[type[CheckpointArgs], type[CheckpointArg
     for kind in kinds:
         if handlers.has_registered_args(kind):
             return handlers.get_registered_args_cls(kind)
-    return Called, Called
+    return CallArgs, CallArgs
 
 
 def items_to_save(wanted: Mapping[str, Any], items: ItemHandlers) -> dict[str, Any]:

@@ -133,10 +133,7 @@ _POSITIONS = (jax.tree_util.SequenceKey, jax.tree_util.FlattenedIndexKey)
 
 def key_name(key: Any) -> str:
     """The text of one key of jax's paths."""
-    for attribute in ("key", "name", "idx"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)
+    return jax.tree_util.keystr((key,), simple=True)
 
 
 def orbax_form(tree: Any) -> Any:

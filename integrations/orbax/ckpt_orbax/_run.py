@@ -27,7 +27,7 @@ class Save:
 
     def __init__(self, metrics: Any) -> None:
         self.metrics, self.began_nsecs = metrics, time.time_ns()
-        self.let_go = set[int]()  # what does not stay beside it
+        self.dropped = set[int]()  # what does not stay beside it
         self.over = threading.Event()
         self.error: BaseException | None = None
 
@@ -65,9 +65,9 @@ class Run:
         self._known: dict[int, Step] = {}
         self._begun: dict[int, Save] = {}
         self._keep = keep
-        self._let_go: set[int] = set()
+        self._dropped: set[int] = set()
         self._marked: set[int] = set()  # on disk, as of the last look
-        self._stale = self._unasked = True
+        self._stale = self._marks_unread = True
         # The caller's listener first: a save whose listener has not returned goes on.
         listeners = [one for one in (options.on_event, self._notice, then) if one is not None]
         self.engine = ckpt.Checkpointer(
@@ -103,21 +103,21 @@ class Run:
         As with Orbax, an error of the policy that says what stays is raised once the save has begun.
         """
         numbers, as_json, step = *_as_saved(metrics), int(step)
-        self._make_way(step)
+        self._delete_newer(step)
         save, begun, error = Save(metrics), False, None
         others = [one for one in self.begun() if one != step]
         try:
             if self._keep is not None:
                 asked = [*self._for_policy(others), self._of_save(step, save)]
                 kept = self._keep.should_preserve(asked, context=policies.PreservationContext())
-                save.let_go = {one.step for one, stay in zip(asked, kept, strict=True) if not stay}
-                if step in save.let_go and (metadata is None or isinstance(metadata, dict)):
+                save.dropped = {one.step for one, stay in zip(asked, kept, strict=True) if not stay}
+                if step in save.dropped and (metadata is None or isinstance(metadata, dict)):
                     metadata = {**(metadata or {}), TO_RESUME: step}
         except Exception as caught:
             error = caught
         try:
             with self._lock:
-                self._let_go.discard(step)
+                self._dropped.discard(step)
                 self._marked.discard(step)
                 self._begun = {one: of for one, of in self._begun.items() if not of.over.is_set()}
                 self._begun[step] = save
@@ -137,7 +137,7 @@ class Run:
             raise error
         return save if begun else None
 
-    def _make_way(self, step: int) -> None:
+    def _delete_newer(self, step: int) -> None:
         """Deletes steps that are kept only for resuming and are not older than one to be saved: with Orbax they are gone."""
         newer = {one for one in self.on_disk() if one >= step}
         if not newer or newer & set(self.begun()):
@@ -158,7 +158,7 @@ class Run:
             self._known.pop(event.step, None)  # another save may have replaced the step
             save = None if event.kind == "deleted" else self._begun.get(event.step)
             if save is not None and event.kind == "committed":
-                self._let_go |= save.let_go
+                self._dropped |= save.dropped
         if save is not None:
             save.error = event.error
             save.over.set()
@@ -184,7 +184,7 @@ class Run:
     def look(self, *, light: bool = True) -> None:
         """Lists the directory again at the next question; from then on with all of each step if not ``light``."""
         with self._lock:
-            self._stale = self._unasked = True
+            self._stale = self._marks_unread = True
             self._light = self._light and light
 
     def running(self) -> dict[int, Save]:
@@ -214,13 +214,13 @@ class Run:
         """The steps that Orbax would have, committed or being saved, ascending."""
         # what runs first: a save that ends meanwhile is then in both, else in neither
         running, there = self.running(), self.on_disk()
-        if self._unasked:
-            self._unasked = False
+        if self._marks_unread:
+            self._marks_unread = False
             found = [(step, self.path(step)) for step in there]
             parts = () if self._keep is None else _parts(self._keep)
             keeps_none = [getattr(one, "n", 1) == 0 for one in parts]
             self._marked = only_to_resume(found, also_all=bool(keeps_none) and all(keeps_none))
-        gone = self._let_go.union(self._marked, *(save.let_go for save in running.values()))
+        gone = self._dropped.union(self._marked, *(save.dropped for save in running.values()))
         return sorted({*there, *running} - gone)
 
     def newest_step(self) -> int | None:
@@ -241,8 +241,8 @@ class Run:
         """Policy of the engine: all but those that Orbax's policy did not keep at the saves that are committed."""
         there = {one.step for one in facts}
         with self._lock:
-            saves = [save.let_go for step, save in self._begun.items() if step in there]
-            return sorted(there - self._let_go.union(self._marked, *saves))
+            saves = [save.dropped for step, save in self._begun.items() if step in there]
+            return sorted(there - self._dropped.union(self._marked, *saves))
 
     def described(self) -> list[Step]:
         """The steps that are committed or being saved, oldest first."""

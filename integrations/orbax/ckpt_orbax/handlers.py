@@ -148,7 +148,7 @@ class CheckpointArgs:
     """
 
 
-class Called(CheckpointArgs):
+class CallArgs(CheckpointArgs):
     """The arguments of a call, for a handler without registered ones."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -162,7 +162,7 @@ class Called(CheckpointArgs):
 
 def as_call(args: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments as those of a call of a handler's method, by position and by name."""
-    return (args.args, args.kwargs) if isinstance(args, Called) else ((), {"args": args})
+    return (args.args, args.kwargs) if isinstance(args, CallArgs) else ((), {"args": args})
 
 
 def is_args_class(kind: Any) -> bool:
@@ -181,7 +181,7 @@ def is_args(value: Any) -> bool:
     return is_args_class(type(value))
 
 
-def _elsewhere() -> Any:
+def _orbax_registry() -> Any:
     """Orbax's registrations, if some library has imported it; else None."""
     theirs = sys.modules.get("orbax.checkpoint.checkpoint_args")
     return None if theirs is sys.modules.get("ckpt_orbax.checkpoint_args") else theirs
@@ -232,7 +232,7 @@ def get_registered_handler_cls(arg: Any) -> Any:
     if not is_args_class(cls):
         raise TypeError(f"{cls} must be a subclass of ocp.args.CheckpointArgs")
     handler = _FOR_SAVE.get(cls, _FOR_RESTORE.get(cls))
-    if handler is None and not issubclass(cls, CheckpointArgs) and (theirs := _elsewhere()):
+    if handler is None and not issubclass(cls, CheckpointArgs) and (theirs := _orbax_registry()):
         handler = theirs.get_registered_handler_cls(cls)
     if handler is None:
         raise ValueError(
@@ -248,7 +248,7 @@ def get_registered_args_cls(handler: Any) -> tuple[type[CheckpointArgs], type[Ch
         next((args for args, kind in table.items() if kind is cls), None)
         for table in (_FOR_SAVE, _FOR_RESTORE)
     )
-    theirs = None if save or restore else _elsewhere()
+    theirs = None if save or restore else _orbax_registry()
     if theirs is not None and theirs.has_registered_args(cls):
         return theirs.get_registered_args_cls(cls)
     if save is None or restore is None:

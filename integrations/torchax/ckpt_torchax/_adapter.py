@@ -69,7 +69,7 @@ class TorchAdapter:
 
     def set_leaves(self, obj: Any, leaves: Mapping[tuple[Any, ...], Any], /) -> list[Any]:
         """Sets jax arrays on some torchax tensors of a module, by path, and returns them; others are left to ``set_state``."""
-        if isinstance(obj, _torchax.Filling) or not isinstance(obj, torch.nn.Module):
+        if isinstance(obj, _torchax.LoadTarget) or not isinstance(obj, torch.nn.Module):
             return []
         return _modules.set_leaves(obj, leaves)
 
@@ -116,8 +116,8 @@ def _renamed(path: str, table: Sequence[tuple[str, str]]) -> str:
 
 
 def _copied(obj: Any) -> Any:
-    if isinstance(obj, _torchax.Filling):
-        return _torchax.Filling(obj.inside)
+    if isinstance(obj, _torchax.LoadTarget):
+        return _torchax.LoadTarget(obj.inside)
     return _tensors.copied(obj) if isinstance(obj, torch.Tensor) else None
 
 

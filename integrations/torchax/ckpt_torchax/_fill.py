@@ -68,7 +68,7 @@ def load_into(
             model = Net()
         load_into("runs/1/step_100", model, shardings=lambda name, leaf: NamedSharding(mesh, P("data")))
     """
-    _refuse_other_types("load_into", path, module)
+    _refuse_other_types("load_into", module)
     inside = _torchax.unwrapped(module)
     stays_on_cpu = (
         shardings is None
@@ -84,7 +84,7 @@ def load_into(
     with _as_loadable(path) as loadable:
         filling = ckpt.load(
             loadable,
-            _torchax.Filling(inside),
+            _torchax.LoadTarget(inside),
             item=None if str(path).endswith(FILES) else chosen_item(path, item),
             sharding=_by_name(shardings) if isinstance(shardings, Mapping) else shardings,
             cast=cast,
@@ -165,7 +165,7 @@ def to_torch(path: PathLike, module: Any = None, *, item: str | None = None) -> 
         model.load_state_dict(to_torch("runs/1/step_100"))
     """
     if module is not None:
-        _refuse_other_types("to_torch", path, module)
+        _refuse_other_types("to_torch", module)
     name = chosen_item(path, item)
     if module is None:
         return _as_state_dict(_tensors.tensors_of(ckpt.load(path, item=name, as_numpy=True)))
@@ -209,13 +209,8 @@ def _as_state_dict(tree: Any) -> Any:
     return state
 
 
-def _refuse_other_types(call: str, path: Any, module: Any) -> None:
-    """Raises TypeError, for a call that fills a module, if the path is none, or the module a class or no module."""
-    if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(
-            "the path of a checkpoint or weights file must be a str or an os.PathLike object, got a "
-            f"{type(path).__name__}: the path comes first, as in {call}(path, module)"
-        )
+def _refuse_other_types(call: str, module: Any) -> None:
+    """Raises TypeError, for a call that fills a module, if that is a class or no module."""
     if isinstance(module, type):
         raise TypeError(
             f"{call}(path, module) fills an object, got the class {module.__name__}: write {call}(path, "

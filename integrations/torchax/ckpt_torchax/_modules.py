@@ -89,7 +89,7 @@ def wanted(module: Any, saved: Any) -> Any:
 
 def set_state(module: Any, state: Mapping[str, Any]) -> None:
     """Sets a state on the live tensors, which stay the same objects; meta tensors are replaced."""
-    if isinstance(module, _torchax.Filling):
+    if isinstance(module, _torchax.LoadTarget):
         module.state = state
         return
     module = _torchax.unwrapped(module)

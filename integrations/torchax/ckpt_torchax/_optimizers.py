@@ -73,24 +73,24 @@ class Order(NamedTuple):
 def order_of(optimizer: torch.optim.Optimizer, names: Names | None, saved: Any) -> Order:
     """By name, if both sides have the same names in the same groups; else by position, with a warning where names differ."""
     groups = saved.get("param_groups", []) if isinstance(saved, Mapping) else []
-    own_sizes = [len(group["params"]) for group in optimizer.param_groups]
+    live_sizes = [len(group["params"]) for group in optimizer.param_groups]
     sizes = [len(group["params"]) for group in groups]
-    told: Mapping[str, Any] = getattr(saved, "constants", {})
-    before = dict(key.split("=", 1) for key in told if "=" in key)
-    every = [before.get(str(n), "") for n in range(sum(sizes))]
-    own = [name for group in names or () for name in group] or [""] * sum(own_sizes)
-    if names is not None and all(every):
-        left, wanted = iter(every), list(map(set, names))
+    recorded: Mapping[str, Any] = getattr(saved, "constants", {})
+    by_number = dict(key.split("=", 1) for key in recorded if "=" in key)
+    before = [by_number.get(str(n), "") for n in range(sum(sizes))]
+    now = [name for group in names or () for name in group] or [""] * sum(live_sizes)
+    if names is not None and all(before):
+        left, wanted = iter(before), list(map(set, names))
         parts = [set(itertools.islice(left, size)) for size in sizes]
         if sorted(map(sorted, parts)) == sorted(map(sorted, wanted)):
-            places = {name: place for place, name in enumerate(own)}
-            return Order([places[name] for name in every], [parts.index(one) for one in wanted])
-    if own_sizes != sizes:
+            places = {name: place for place, name in enumerate(now)}
+            return Order([places[name] for name in before], [parts.index(one) for one in wanted])
+    if live_sizes != sizes:
         _refuse(
-            "param_groups", f"groups of {sizes} parameters", f"groups of {own_sizes} parameters"
+            "param_groups", f"groups of {sizes} parameters", f"groups of {live_sizes} parameters"
         )
-    if every != own:
-        pairs = zip(every, own, strict=True)
+    if before != now:
+        pairs = zip(before, now, strict=True)
         shown = ", ".join(f"{old or '?'} -> {new or '?'}" for old, new in pairs if old != new)
         warnings.warn(
             "the optimizer's parameters have other names than at the save, or none, so their state goes by position: save "

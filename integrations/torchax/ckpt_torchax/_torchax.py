@@ -46,7 +46,7 @@ def is_environment_class(cls: type) -> bool:
     return known is not None and issubclass(cls, known)
 
 
-class Filling(torch.nn.Module):
+class LoadTarget(torch.nn.Module):
     """A target for the loaded state of ``inside``, which the caller sets. As a torch module it passes the adapter."""
 
     state: Any = None
@@ -57,7 +57,7 @@ class Filling(torch.nn.Module):
 
 
 def unwrapped(module: Any) -> Any:
-    """The user's module inside a JittableModule, the result of torch.compile, or a Filling."""
+    """The user's module inside a JittableModule, the result of torch.compile, or a LoadTarget."""
     jittable = _from("torchax.interop", "JittableModule")
     compiled = _from("torch._dynamo.eval_frame", "OptimizedModule")
     while True:
@@ -66,7 +66,7 @@ def unwrapped(module: Any) -> Any:
             module = module._model
         elif compiled is not None and issubclass(cls, compiled):
             module = module._orig_mod
-        elif cls is Filling:
+        elif cls is LoadTarget:
             module = module.inside
         else:
             return module
