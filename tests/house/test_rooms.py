@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tests.support import sums
+from tests.mutants import run as mutants
+from tests.support import seconds, sums
 from tests.support.paths import ROOT, modules
 
 # Rooms with a face: one imports what their `__init__` names. Imports of other rooms that go past it; they only fall.
@@ -169,11 +170,14 @@ def test_no_file_of_tests_is_long():
     assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}, "split them"
 
 
-def test_every_test_lies_in_a_folder_that_is_a_package():
-    """One package, so that files of the same name are told apart and no folder is on `sys.path`."""
-    files = list(TESTS.rglob("test_*.py"))
-    assert [file.name for file in files if file.parent == TESTS] == []
-    assert {file.parent for file in files if not (file.parent / "__init__.py").exists()} == set()
+def test_every_test_lies_in_a_folder():
+    assert [file.name for file in TESTS.glob("test_*.py")] == []
+
+
+def test_every_mutation_applies_and_its_test_is_there():
+    for one in mutants.parsed((TESTS / "mutants" / "table.txt").read_text()):
+        one.broken()  # raises where its lines are no longer there
+        assert seconds.is_there(one.test), one.test
 
 
 def test_a_contract_knows_nothing_private():

@@ -25,20 +25,6 @@ def save_run(directory: Path, steps: tuple[int, ...] = (1, 2), **arguments: Any)
             checkpointer.save(step, {"w": np.arange(1000.0) + step}, **arguments)
 
 
-def test_looking_imports_no_jax(run_python, tmp_path):
-    ocp = pytest.importorskip("orbax.checkpoint")
-    run, other = str(tmp_path / "run"), str(tmp_path / "other")
-    save_run(tmp_path / "run", metrics={"loss": 1.0})
-    with ocp.CheckpointManager(other) as manager:
-        manager.save(3, args=ocp.args.StandardSave({"w": jnp.ones(3)}))
-    looks = ["ls", run, "+", "ls", "--json", run, "+", "show", f"{run}/2"]
-    code, loaded = run_python(LOADED, *looks)
-    assert code == 0 and set(loaded) & {"jax", "jaxlib", "tensorstore"} == set()
-    looks = ["verify", run, "+", "ls", other, "+", "show", f"{other}/3"]
-    code, loaded = run_python(LOADED, *looks)
-    assert code == 0 and set(loaded) & {"jax", "jaxlib"} == set()
-
-
 def strict(text: str) -> Any:
     def refuse(word: str) -> None:
         raise ValueError(f"{word} is no JSON")

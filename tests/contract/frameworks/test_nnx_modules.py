@@ -320,20 +320,6 @@ def test_stacked_layers_with_key_arrays(tmp_path):
     assert same(state_of(other), state_of(model))
 
 
-def test_wrong_shape_and_dtype_change_nothing(tmp_path):
-    ckpt.save(tmp_path / "a", model=MLP(0))
-    wider = MLP(1, width=16)
-    wider.norm.scale.set_value(wider.norm.scale.get_value().astype(jnp.bfloat16))
-    before = state_of(wider)
-    with pytest.raises(ckpt.StructureMismatch) as caught:
-        ckpt.restore(tmp_path / "a", model=wider)
-    found = {(m.path, m.kind) for m in caught.value.mismatches}
-    assert found == {("out/kernel", "shape"), ("out/bias", "shape"), ("norm/scale", "dtype")}
-    for text in ("out/kernel", "4,8", "4,16", "float32", "bfloat16"):
-        assert text in str(caught.value)
-    assert same(state_of(wider), before)
-
-
 def test_missing_and_extra_leaves_are_listed_and_can_be_kept(tmp_path):
     model = MLP(0)
     ckpt.save(tmp_path / "a", model=model)
@@ -446,25 +432,6 @@ def test_linen_objects_are_plain_pytrees(tmp_path):
     loaded = ckpt.load(tmp_path / "a", jax.tree.map(jnp.zeros_like, tree))
     assert type(loaded) is FrozenDict
     assert same(loaded, tree)
-
-
-def test_linen_train_state(tmp_path):
-    dense = nn.Dense(3)
-
-    def make(seed: int) -> TrainState:
-        params = dense.init(jax.random.key(seed), jnp.ones((1, 2)))["params"]
-        return TrainState.create(apply_fn=dense.apply, params=params, tx=optax.adam(1e-2))
-
-    state = make(0)
-    state = state.apply_gradients(grads=jax.tree.map(jnp.ones_like, state.params))
-    ckpt.save(tmp_path / "a", state)
-    target = make(1)
-    loaded = ckpt.load(tmp_path / "a", target)
-    assert isinstance(loaded, TrainState)
-    assert loaded.tx is target.tx
-    assert type(loaded.step) is int
-    assert loaded.step == 1
-    assert same(jax.tree.leaves(loaded), jax.tree.leaves(state))
 
 
 def test_objects_of_keras_are_not_taken():

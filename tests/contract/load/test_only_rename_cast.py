@@ -330,13 +330,6 @@ def test_the_target_decides_between_numpy_and_jax(stored):
     np.testing.assert_array_equal(got["params"]["out"], [5, 5])
 
 
-def test_without_a_target_the_devices_keep_their_order(tmp_path):
-    mesh = jax.sharding.Mesh(np.array(jax.devices())[::-1].reshape(4, 2), ("x", "y"))
-    place = jax.sharding.NamedSharding(mesh, jax.P("x", "y"))
-    ckpt.save(tmp_path / "c", {"a": jax.device_put(np.arange(32.0).reshape(8, 4), place)})
-    assert ckpt.load(tmp_path / "c")["a"].sharding == place
-
-
 def test_the_target_is_not_changed(stored):
     like = zeros_like(model())
     before = copy.copy(like["host"])
@@ -411,15 +404,6 @@ def test_nothing_is_read_on_a_mismatch(stored, monkeypatch):
         ckpt.load(stored, like)
 
 
-def test_missing_leaves_can_be_kept(stored):
-    like = model() | {"new": jnp.full(2, 9.0), "plain": 3}
-    got = ckpt.load(stored, like, missing="keep")
-    assert_same(got, model() | {"new": jnp.full(2, 9.0), "plain": 3})
-    abstract = model() | {"new": jax.ShapeDtypeStruct((2,), jnp.float32)}
-    with pytest.raises(ckpt.CheckpointError, match="new"):
-        ckpt.load(stored, abstract, missing="keep")
-
-
 def test_settings_have_no_typos(stored):
     with pytest.raises((ValueError, TypeError)):
         ckpt.load(stored, model(), missing="ignore it")
@@ -489,19 +473,6 @@ def test_as_numpy_of_odd_dtypes(tmp_path):
     np.testing.assert_array_equal(ckpt.load(tmp_path / "d", as_numpy=True)["big"], large["big"])
 
 
-def test_inspect(stored):
-    info = ckpt.inspect(stored)
-    leaves = {leaf.path: leaf for leaf in info.items["state"].leaves}
-    assert leaves["params/dense/w"].shape == (4, 3)
-    assert np.dtype(leaves["params/dense/w"].dtype) == np.float32
-    assert leaves["params/dense/w"].bytes == 48
-    assert leaves["opt/0/mu"].kind
-    assert set(leaves) == {
-        "params/dense/w", "params/dense/b", "params/out", "opt/0/mu", "opt/0/nu", "opt/1",
-        "note", "host",
-    }  # fmt: skip
-
-
 def test_restore_gives_immutable_trees_back(tmp_path):
     ckpt.save(tmp_path / "c", state=model(), extra={"x": np.ones(2)}, metadata={"lr": 0.5})
     restored = ckpt.restore(tmp_path / "c", state=zeros_like(model()), extra={"x": np.zeros(2)})
@@ -515,20 +486,5 @@ def test_restore_gives_immutable_trees_back(tmp_path):
 
 
 def test_a_stateful_object_inside_a_tree(tmp_path):
-    class Counter:
-        def __init__(self, value):
-            self.value = value
-
-        def get_state(self):
-            return {"value": jnp.int32(self.value), "list": [1, 2]}
-
-        def set_state(self, state):
-            self.value = int(state["value"])
-
-    ckpt.save(tmp_path / "c", {"counter": Counter(5), "w": jnp.ones(2)}, options=QUICK)
-    counter = Counter(0)
-    restored = ckpt.restore(tmp_path / "c", state={"counter": counter, "w": jnp.zeros(2)})
-    assert counter.value == 5
-    assert restored["state"]["counter"] is counter
-    got = ckpt.load(tmp_path / "c")
-    assert_same(got["counter"], {"value": jnp.int32(5), "list": [1, 2]})
+    ckpt.save(tmp_path / "c", {"counter": Own(value=jnp.int32(5), list=[1, 2])}, options=QUICK)
+    assert_same(ckpt.load(tmp_path / "c")["counter"], {"value": jnp.int32(5), "list": [1, 2]})

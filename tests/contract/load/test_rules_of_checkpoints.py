@@ -209,20 +209,6 @@ def test_all_that_does_not_fit_is_in_one_error(tmp_path):
     assert told["skan/q", "rule"].endswith("for layers_{n}/q (nearest name: scan/q)")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ({"stack": ("n", "m")}, "all places of stack= or none"),
-        ({"stack_axis": 1}, "stack_axis= needs it"),
-        ({"saved": "a", "wanted": "b", "stack": "n"}, "in no saved name"),
-        ({"stack_axis": -1, "stack": "n"}, "counted from 0"),
-    ],
-)
-def test_impossible_stacks(arguments, told):
-    with pytest.raises(ValueError, match=told):
-        Rule(**{"saved": "a/{n}", "wanted": "b/{n}", **arguments})
-
-
 def test_a_forged_number_of_layers_is_told(tmp_path):
     ckpt.save(tmp_path / "a", {"w": np.zeros((10**9, 0), np.float32)})
     rules = [Rule("w", "layers/{n}/w", stack="n")]

@@ -81,15 +81,23 @@ def test_the_functions_import_no_jax(folder, run_python):
     assert run_python(CALLS, str(folder)) == []
 
 
+LOOKS = "ls run + ls --json run + show one"
+READS = "verify run + stats one + diff one one + export items e.npz + report run -o r.html"
+
+
 @pytest.mark.parametrize(
-    "arguments",
-    [["ls", "run"], ["show", "one"], ["verify", "run"], ["stats", "one"], ["export", "items", "e.npz"]],
-    ids=lambda arguments: arguments[0],
-)  # fmt: skip
-def test_nor_do_the_commands(arguments, folder, run_python):
-    command, *paths = arguments
-    code, imported = run_python(LOADED, command, *(str(folder / path) for path in paths))
-    assert (code, "jax" in imported) == (0, False)
+    ("commands", "absent"),
+    [(LOOKS, {"tensorstore"}), (READS, set()), ("ls theirs + show theirs/3", set())],
+    ids=["looks", "reads", "of Orbax"],
+)
+def test_nor_do_the_commands(folder, run_python, monkeypatch, commands, absent):
+    if "theirs" in commands:
+        ocp = pytest.importorskip("orbax.checkpoint")
+        with ocp.CheckpointManager(folder / "theirs") as manager:
+            manager.save(3, args=ocp.args.StandardSave({"w": jnp.ones(3)}))
+    monkeypatch.chdir(folder)
+    code, imported = run_python(LOADED, *commands.split())
+    assert (code, {"jax", "jaxlib", *absent} & {*imported}) == (0, set())
 
 
 def test_what_is_loaded_is_what_jax_holds(folder):

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from tests.support.command_line import LOADED, Call, make_call, start  # noqa: F401 (fixture)
+from tests.support.command_line import Call, make_call, start  # noqa: F401 (fixture)
 from tests.support.damage import turn_a_bit
 from tests.support.stores import url_of_kind
 
@@ -227,12 +227,6 @@ def test_stats_finds_what_is_not_finite(call, tmp_path):
     (found,) = stats(call, tmp_path / "b", "--only", "w")
     assert (found["nan_count"], found["inf_count"], found["zero_count"]) == (1, 1, 1)
     assert (found["min"], found["max"]) == (0.0, 1.0)
-
-
-def test_the_commands_need_no_jax(pair, run_python):
-    a, b = map(str, pair)
-    code, loaded = run_python(LOADED, "diff", a, b, "+", "stats", a)
-    assert code == 1 and "jax" not in loaded
 
 
 def test_a_pattern_that_one_side_alone_has_is_a_difference(call, tmp_path):

@@ -13,7 +13,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core.report import Request, as_json, page, read_report
 from tests.contract.faults.crafted.signed import read_record, write_record
-from tests.support.command_line import LOADED, make_call  # noqa: F401 (fixture)
+from tests.support.command_line import make_call  # noqa: F401 (fixture)
 from tests.support.damage import turn_a_bit
 
 pytest.importorskip("typer")
@@ -104,12 +104,6 @@ def test_a_checkpoint_an_empty_directory_and_nothing(call, tmp_path: Path):
     assert not read_report(tmp_path / "one").is_run
     assert read_report(tmp_path / "empty").steps == ()
     assert call("report", tmp_path / "none", "-o", tmp_path / "r.html")[0] == 2
-
-
-def test_the_command_imports_no_jax(run_python, tmp_path: Path):
-    save_run(tmp_path / "run", {"a": np.ones(3)})
-    code, loaded = run_python(LOADED, "report", str(tmp_path / "run"), "-o", f"{tmp_path}/r.html")
-    assert code == 0 and set(loaded) & {"jax", "jaxlib"} == set()
 
 
 def test_the_page_in_a_browser(tmp_path: Path):

@@ -26,6 +26,7 @@ from tests.support.refusals import refuse
 EVERY_THIRD = ckpt.Options(persist_policy=ckpt.when.every_steps(3), durable=False)
 HOSTS = ("a", "b", None)
 """With a local directory of its own, or without one."""
+AT_FIRST = {"a": 5, "b": 3, None: 3}
 _values = itertools.count(1)
 
 
@@ -60,15 +61,18 @@ class Job:
         assert self.branch.get(restored.step) == restored["state"]["n"], self.branch
         return restored.step
 
-    def found(self, host: str | None) -> int:
-        """What a start on this host restores; nothing is written."""
-        with self.start(host, read_only=True) as checkpointer:
-            step = self.resume(checkpointer)
+    def found(self) -> dict[str | None, int]:
+        """What a start on each host restores; nothing is written."""
         with self.start(None, read_only=True) as persistent:
-            assert step >= max(persistent.all_steps(), default=-1)
-            for other in persistent.all_steps():
-                assert self.branch.get(other) == persistent.load(other)["n"]
-        return step
+            steps = persistent.all_steps()
+            for step in steps:
+                assert self.branch.get(step) == persistent.load(step)["n"]
+        found: dict[str | None, int] = {}
+        for host in HOSTS:
+            with self.start(host, read_only=True) as checkpointer:
+                found[host] = self.resume(checkpointer)
+            assert found[host] >= max(steps, default=-1)
+        return found
 
 
 def append(job: Job, host: str | None) -> None:
@@ -129,7 +133,7 @@ def job(tmp_path: Path) -> Job:
         assert job.resume(checkpointer) == -1
         for step in range(6):
             job.save(checkpointer, step)
-    assert {host: job.found(host) for host in HOSTS} == {"a": 5, "b": 3, None: 3}
+    assert job.found() == AT_FIRST
     return job
 
 
@@ -137,29 +141,26 @@ def job(tmp_path: Path) -> Job:
 @pytest.mark.parametrize("writer", HOSTS)
 def test_only_the_branch_that_was_written_last_comes_back(job, action, writer):
     action(job, writer)
-    found = {host: job.found(host) for host in HOSTS}
+    found = job.found()
     if action in APPENDING:
         assert found[writer] == max(job.branch)  # and nothing is lost where it was written
     elif action is only_restore:
-        assert found == {"a": 5, "b": 3, None: 3}  # looking changes nothing
+        assert found == AT_FIRST  # looking changes nothing
     for host in ("a", None, "b", "a"):  # whoever goes on, goes on with the branch
         append(job, host)
-        assert job.found(host) == max(job.branch)
-        for other in HOSTS:
-            job.found(other)
+        assert job.found()[host] == max(job.branch)
 
 
 @pytest.mark.parametrize("seed", range(100))
 def test_any_order_of_what_writers_do(job, seed):
-    chance = np.random.default_rng(seed)
+    chance, found = np.random.default_rng(seed), AT_FIRST
     for _ in range(6):
         action = ACTIONS[int(chance.integers(len(ACTIONS)))]
         writer = HOSTS[int(chance.integers(3))]
-        if 0 not in job.branch or job.found(writer) < 0:
+        if 0 not in job.branch or found[writer] < 0:
             action = append
         action(job, writer)
-        for host in HOSTS:
-            job.found(host)
+        found = job.found()
 
 
 def test_a_run_without_local_directories_writes_no_note_of_them(tmp_path):
@@ -172,7 +173,7 @@ def test_local_steps_count_at_every_moment_of_the_next_writers_first_save(job, m
     counted: list[int] = []
 
     def count(*_: Any) -> None:
-        counted.append(job.found("a"))
+        counted.append(job.found()["a"])
 
     with job.start("a") as checkpointer:
         assert job.resume(checkpointer) == 5
@@ -180,9 +181,10 @@ def test_local_steps_count_at_every_moment_of_the_next_writers_first_save(job, m
             seams.at(patch, "note", before=count, after=count, where=_is_of_the_run)
             job.save(checkpointer, 6)
         assert counted and {*counted} == {5}
-    assert job.found("a") == 6
+    assert job.found()["a"] == 6
     append(job, "b")  # which knows of 6 only
-    assert job.found("a") == job.found(None)
+    found = job.found()
+    assert found["a"] == found[None]
 
 
 def _is_of_the_run(_: Any, path: str, name: str, data: bytes) -> bool:

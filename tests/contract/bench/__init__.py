@@ -1,1 +1,0 @@
-"""`ckpt bench`, and the scripts in benchmarks/."""

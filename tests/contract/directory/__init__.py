@@ -1,1 +1,0 @@
-"""What lies beside checkpoints in a directory: names, locks, links."""

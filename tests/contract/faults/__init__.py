@@ -1,1 +1,0 @@
-"""Tools that make a saving process fail at a chosen file operation; see `harness`."""

@@ -1,1 +1,0 @@
-"""What is on disk: old checkpoints stay readable, all writers write the same."""

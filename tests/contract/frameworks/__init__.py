@@ -1,1 +1,0 @@
-"""Flax NNX, Optax, Keras, Grain, torch and torchax, Equinox."""

@@ -1,1 +1,0 @@
-"""Ctrl-C and SIGTERM in every phase of a call."""

@@ -1,1 +1,0 @@
-"""Items that are no pytrees."""

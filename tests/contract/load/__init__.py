@@ -1,1 +1,0 @@
-"""Loads and restores: targets, parts, memory, bytes that are read."""

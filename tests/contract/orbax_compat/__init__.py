@@ -1,1 +1,0 @@
-"""Orbax reads what ckpt wrote, and ckpt what Orbax wrote."""

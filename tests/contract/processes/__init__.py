@@ -1,1 +1,0 @@
-"""Several real processes of jax.distributed."""

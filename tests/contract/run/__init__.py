@@ -1,1 +1,0 @@
-"""The Checkpointer: steps, retention, policies, tiers, takeover."""

@@ -1,1 +1,0 @@
-"""Saves, at once and in the background: what is written, held, refused."""

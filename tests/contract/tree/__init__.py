@@ -1,1 +1,0 @@
-"""Leaves, containers, keys, classes: what comes back of a tree, and what is refused."""

@@ -1,1 +1,0 @@
-"""The house's own rules: layers, budgets, READMEs, examples."""

@@ -1,1 +1,0 @@
-"""What tests share: no tests in here."""
