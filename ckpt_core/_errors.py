@@ -27,7 +27,7 @@ import builtins
 import contextlib
 import os
 import traceback
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -241,6 +241,16 @@ def name_file(error: OSError, path: str) -> None:
     """Adds the file to the error of a read or a write, in which the system does not say it."""
     if error.errno is not None and error.filename is None:
         error.filename = path
+
+
+@contextlib.contextmanager
+def naming_file(path: str) -> Generator[None]:
+    """``name_file`` for errors of the block."""
+    try:
+        yield
+    except OSError as error:
+        name_file(error, path)
+        raise
 
 
 _AGREED = "_ckpt_agreed_kind"
