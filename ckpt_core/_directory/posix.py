@@ -135,8 +135,6 @@ class PosixBackend:
         """Deletes a small file next to the checkpoints, if it is there."""
         file = os.path.join(path, name)
         if self.exists(file):
-            if WINDOWS:
-                raise files.cannot_write(path)
             files.remove(file)
             files.sync_directory(path)
 
