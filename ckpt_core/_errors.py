@@ -13,12 +13,10 @@
     ├── RestoredValueIgnored  (RuntimeError)        restored state was never read: .item
     └── ForkedProcess         (RuntimeError)        called in a forked child
 
-A checkpoint of a later version of ckpt is a ``CheckpointError`` that says so, and is not damaged.
-
-Each class also inherits from the builtin in parentheses, so ``except FileNotFoundError`` works.
-Errors of the system (disk full, permission denied, read-only file system) are raised unchanged, as
-``OSError``; so are those of the machine (``MemoryError``, ``RecursionError``, no further thread), which say
-nothing of the bytes that were being read.
+A checkpoint of a later version of ckpt is a ``CheckpointError`` that says so, and is not damaged. Each class also inherits
+from the builtin in parentheses, so ``except FileNotFoundError`` works. Errors of the system (disk full, permission denied)
+are raised unchanged, as ``OSError``; so are those of the machine (``MemoryError``, ``RecursionError``, no further thread),
+which say nothing of the bytes that were being read.
 """
 
 from __future__ import annotations
@@ -172,10 +170,7 @@ class GraceExceeded(CheckpointError, TimeoutError):
 
 
 class RestoredValueIgnored(CheckpointError, RuntimeError):
-    """An item is saved although its restored value was ignored.
-
-    Either the value could not be set in place and was never read from ``Restored``, or the restored
-    step has the item and the restore left it out.
+    """An item is saved although its restored value was never read from ``Restored``, or the restore left it out.
 
     Attributes:
         item: the item that was restored and ignored.

@@ -1,7 +1,7 @@
 """Ready-made listeners for ``Options(on_event=)``: TensorBoard, a progress bar, or several at once.
 
-A listener is any function of an ``Event``. It is called in the thread where the event happens, for
-asynchronous saves a background thread; its errors are logged and do not affect the checkpoint.
+A listener is any function of an ``Event``. It is called in the thread where the event happens, of asynchronous saves
+in the background; its errors are logged and do not affect the checkpoint.
 
 Example:
     >>> import ckpt_core as ckpt, numpy as np

@@ -300,8 +300,7 @@ def to_host_array(leaf: Any, spec: LeafSpec) -> Array:
 
 def as_stored(array: Array, spec: LeafSpec) -> Array:
     """A view of the array with the dtype that is stored."""
-    stored = dtype_from_name(spec.stored_dtype)
-    return array if array.dtype == stored else array.view(stored)
+    return array if array.dtype == spec.numpy_dtype else array.view(spec.numpy_dtype)
 
 
 def as_logical(array: Array, spec: LeafSpec) -> Array:
