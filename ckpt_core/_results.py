@@ -198,9 +198,7 @@ class ItemInfo:
         dataclass of a class that this program has not imported becomes one of the same name or a dict. Made anew at
         each access, so it may be changed.
         """
-        if self.root is None:
-            return None
-        return unflatten(self.root, self.leaves)
+        return None if self.root is None else unflatten(self.root, self.leaves)
 
     @property
     def bytes(self) -> int:

@@ -75,9 +75,7 @@ class LeafSpec:
     @cached_property
     def stored_shape(self) -> tuple[int, ...]:
         """Shape on disk."""
-        if self.kind == "key":
-            return (*self.shape, KEY_WORDS[self.dtype])
-        return self.shape
+        return (*self.shape, KEY_WORDS[self.dtype]) if self.kind == "key" else self.shape
 
     @cached_property
     def numpy_dtype(self) -> np.dtype[Any]:
