@@ -156,8 +156,8 @@ class Pending:
 class PendingSave(Pending):
     """A background save: ``.result()``, or ``await``, returns when the checkpoint is durable.
 
-    Interpreter exit waits for it. If it failed and no caller has received the error, exit prints
-    the error and ends the process with code 1.
+    Interpreter exit waits for it, and if it failed and no caller has received the error, prints that and ends the
+    process with code 1.
 
     Example:
         >>> import ckpt_core as ckpt, numpy as np, tempfile
@@ -169,10 +169,7 @@ class PendingSave(Pending):
 
 
 class PendingLoad(Pending):
-    """A background load: ``.result()``, or ``await``, returns what ``load`` would return.
-
-    At interpreter exit its result is no longer needed: it stops after its current read, silently.
-    """
+    """A background load: ``.result()``, or ``await``, returns what ``load`` would. At interpreter exit it stops silently."""
 
 
 def _copied(error: BaseException) -> BaseException:

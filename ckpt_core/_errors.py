@@ -13,12 +13,10 @@
     ├── RestoredValueIgnored  (RuntimeError)        restored state was never read: .item
     └── ForkedProcess         (RuntimeError)        called in a forked child
 
-A checkpoint of a later version of ckpt is a ``CheckpointError`` that says so, and is not damaged.
-
-Each class also inherits from the builtin in parentheses, so ``except FileNotFoundError`` works.
-Errors of the system (disk full, permission denied, read-only file system) are raised unchanged, as
-``OSError``; so are those of the machine (``MemoryError``, ``RecursionError``, no further thread), which say
-nothing of the bytes that were being read.
+A checkpoint of a later version of ckpt is a ``CheckpointError`` that says so, and is not damaged. Each class also inherits
+from the builtin in parentheses, so ``except FileNotFoundError`` works. Errors of the system (disk full, permission denied)
+are raised unchanged, as ``OSError``; so are those of the machine (``MemoryError``, ``RecursionError``, no further thread),
+which say nothing of the bytes that were being read.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ import builtins
 import contextlib
 import os
 import traceback
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -172,10 +170,7 @@ class GraceExceeded(CheckpointError, TimeoutError):
 
 
 class RestoredValueIgnored(CheckpointError, RuntimeError):
-    """An item is saved although its restored value was ignored.
-
-    Either the value could not be set in place and was never read from ``Restored``, or the restored
-    step has the item and the restore left it out.
+    """An item is saved although its restored value was never read from ``Restored``, or the restore left it out.
 
     Attributes:
         item: the item that was restored and ignored.
@@ -241,6 +236,16 @@ def name_file(error: OSError, path: str) -> None:
     """Adds the file to the error of a read or a write, in which the system does not say it."""
     if error.errno is not None and error.filename is None:
         error.filename = path
+
+
+@contextlib.contextmanager
+def naming_file(path: str) -> Generator[None]:
+    """``name_file`` for errors of the block."""
+    try:
+        yield
+    except OSError as error:
+        name_file(error, path)
+        raise
 
 
 _AGREED = "_ckpt_agreed_kind"

@@ -42,14 +42,13 @@ _DISCARD_PORT = 9
 
 def route_to(host: str) -> str | None:
     """This process's address on the network to ``host``; None if unknown. A connected UDP socket sends nothing."""
-    try:
+    with contextlib.suppress(OSError, UnicodeError, IndexError):
         found = socket.getaddrinfo(host, _DISCARD_PORT, type=socket.SOCK_DGRAM)
         family, kind, protocol, _, target = found[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(target)
             return str(probe.getsockname()[0])
-    except (OSError, UnicodeError, IndexError):
-        return None
+    return None
 
 
 def far_route(everyone: Sequence[tuple[str, str | None]]) -> str | None:

@@ -217,8 +217,6 @@ class Operation:
 
 def _resident_bytes() -> int:
     """Memory that this process holds; 0 where the system does not say."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0

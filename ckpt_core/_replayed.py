@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import threading
@@ -249,8 +250,7 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def _as_array(leaf: Any) -> np.ndarray[Any, Any] | None:
     """What numpy makes of a leaf; None if it is an object to numpy, too."""
-    try:
+    with contextlib.suppress(Exception):  # whatever it is
         array = np.asarray(leaf)
-    except Exception:  # whatever it is
-        return None
-    return None if array.dtype.hasobject else array
+        return None if array.dtype.hasobject else array
+    return None

@@ -64,9 +64,9 @@ def _is_unpacked(caller: FrameType | None) -> bool:
 class Restored(Mapping[str, Any]):
     """The restored values, by item name; always true, even if empty.
 
-    Models, optimizers, iterators and other live objects were set in place, and are here as
-    themselves. Immutable values (pytrees, Optax states) are returned only here: read them, or
-    training continues with the old ones. Items are also attributes: ``restored.state``.
+    Models, optimizers, iterators and other live objects were set in place, and are here as themselves. Immutable values
+    (pytrees, Optax states) are only here: read them, or training continues with the old ones. Items are also
+    attributes: ``restored.state``.
 
     Attributes:
         step: step number; None outside of a Checkpointer's directory.
@@ -198,9 +198,7 @@ class ItemInfo:
         dataclass of a class that this program has not imported becomes one of the same name or a dict. Made anew at
         each access, so it may be changed.
         """
-        if self.root is None:
-            return None
-        return unflatten(self.root, self.leaves)
+        return None if self.root is None else unflatten(self.root, self.leaves)
 
     @property
     def bytes(self) -> int:
@@ -221,8 +219,7 @@ class CheckpointInfo:
         topology: process count, device count and platform of the run that wrote it.
         format_version: version of ckpt's record; None for directories that Orbax wrote, and for safetensors.
         created_unix_secs: time of the commit, in Unix seconds; None if unknown.
-        durations: ``snapshot_secs``, for which the caller was blocked, and ``write_secs`` after
-            that.
+        durations: ``snapshot_secs``, for which the caller was blocked, and ``write_secs`` after that.
         run_metadata: metadata of the run, if the checkpoint is a step in its directory.
         files: relative path -> size in bytes, for all files in the record.
         layout: whose format it has: ``ckpt``, ``orbax`` or ``safetensors``.
@@ -275,10 +272,8 @@ class VerifyReport:
         ok: True if checksums exist and no problem was found.
         problems: all defects.
         checked_bytes: total size of the checked files.
-        others: files that somebody else has put into the directory, such as a configuration; no load reads
-            them, so they are no problem.
-        has_checksums: False of what Orbax wrote and of safetensors: then it is not ``ok``, and ``problems`` says why, but
-            nothing was found to be wrong.
+        others: files that somebody else has put into the directory; no load reads them, so they are no problem.
+        has_checksums: False of what Orbax wrote and of safetensors: then it is not ``ok``, and ``problems`` says why.
     """
 
     ok: bool

@@ -97,10 +97,9 @@ def _created_by_orbax(opened: Checkpoint) -> float | None:
         nanoseconds = described.get(name) if isinstance(described, dict) else None
         if isinstance(nanoseconds, int) and 0 < nanoseconds < 2**63:
             return nanoseconds / 1e9
-    try:
+    with contextlib.suppress(OSError):  # in an object store, directories have no time
         return os.stat(opened.path).st_mtime
-    except OSError:
-        return None  # in an object store, directories have no time
+    return None
 
 
 def _item_info(opened: Checkpoint, saved: SavedItem) -> ItemInfo:

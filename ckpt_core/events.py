@@ -1,7 +1,7 @@
 """Ready-made listeners for ``Options(on_event=)``: TensorBoard, a progress bar, or several at once.
 
-A listener is any function of an ``Event``. It is called in the thread where the event happens, for
-asynchronous saves a background thread; its errors are logged and do not affect the checkpoint.
+A listener is any function of an ``Event``. It is called in the thread where the event happens, of asynchronous saves
+in the background; its errors are logged and do not affect the checkpoint.
 
 Example:
     >>> import ckpt_core as ckpt, numpy as np
@@ -55,7 +55,7 @@ class EventFile:
         self._writer.close()
 
 
-class TensorBoard:
+class TensorBoard(EventFile):
     """Writes duration, bytes and speed of saves and restores as scalars; needs ``tensorboard``.
 
     The scalars are ``blocked_secs``, ``total_secs``, ``bytes``, ``gb_per_sec`` and ``failures`` of ``ckpt/save``,
@@ -75,7 +75,7 @@ class TensorBoard:
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self._file = EventFile(directory)
+        super().__init__(directory)
         self._lock = threading.Lock()
         self._count = 0
 
@@ -84,15 +84,7 @@ class TensorBoard:
             with self._lock:
                 self._count += 1
                 step = self._count if event.step is None else event.step
-                self._file.scalar(name, value, step)
-
-    def flush(self) -> None:
-        """Blocks until all scalars so far are written to the file."""
-        self._file.flush()
-
-    def close(self) -> None:
-        """Writes the remaining scalars and closes the file."""
-        self._file.close()
+                self.scalar(name, value, step)
 
 
 def _scalars(event: Event) -> dict[str, float]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ckpt_core._directory.paths import refuse_lost_link
-from ckpt_core._errors import CheckpointCorrupt, CheckpointError, name_file
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, name_file, naming_file
 from ckpt_core._platform import FOLDER, MACOS, READ, WINDOWS
 
 _LEAST_BYTES = 4095
@@ -223,18 +223,16 @@ def read_pieces(
     path = os.path.join(directory, name)
     descriptor = os.open(path, READ)
     try:
-        status = os.fstat(descriptor)
-        check(status)
-        if not stat.S_ISREG(status.st_mode):
-            raise _special(path, name)
-        left = size_bytes + 1
-        while left > 0 and (piece := os.read(descriptor, min(left, _PIECE_BYTES))):
-            left -= len(piece)
-            yield piece
-        check(os.fstat(descriptor))
-    except OSError as error:
-        name_file(error, path)
-        raise
+        with naming_file(path):
+            status = os.fstat(descriptor)
+            check(status)
+            if not stat.S_ISREG(status.st_mode):
+                raise _special(path, name)
+            left = size_bytes + 1
+            while left > 0 and (piece := os.read(descriptor, min(left, _PIECE_BYTES))):
+                left -= len(piece)
+                yield piece
+            check(os.fstat(descriptor))
     finally:
         os.close(descriptor)
 
@@ -277,16 +275,12 @@ def file_sizes(path: str) -> dict[str, int]:
 def crc32_of(path: str, ranges: Iterable[tuple[int, int]]) -> int:
     """CRC-32 of ranges of a file, each ``(start, stop)``; reads 4 MiB at a time."""
     crc = 0
-    try:
-        with open(path, "rb", buffering=0) as file:
-            for start, stop in ranges:
-                file.seek(start)
-                while start < stop and (data := file.read(min(stop - start, _PIECE_BYTES))):
-                    crc = zlib.crc32(data, crc)
-                    start += len(data)
-    except OSError as error:
-        name_file(error, path)
-        raise
+    with naming_file(path), open(path, "rb", buffering=0) as file:
+        for start, stop in ranges:
+            file.seek(start)
+            while start < stop and (data := file.read(min(stop - start, _PIECE_BYTES))):
+                crc = zlib.crc32(data, crc)
+                start += len(data)
     return crc
 
 

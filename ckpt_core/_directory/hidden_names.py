@@ -109,10 +109,9 @@ def replaced(path: str) -> str | None:
 
 def _validity(path: str) -> tuple[bool, int]:
     """Sort key for old checkpoints of one name: real checkpoints win, then the latest rename."""
-    try:
+    with contextlib.suppress(OSError):
         return has_sign(path), os.lstat(path).st_ctime_ns
-    except OSError:
-        return False, 0
+    return False, 0
 
 
 def interrupted(parent: str) -> dict[str, str]:

@@ -13,10 +13,11 @@ import itertools
 import os
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ckpt_core._directory.files import sync_file, unless_absent
+from ckpt_core._errors import naming_file
 from ckpt_core._platform import BINARY
 
 _HALF = ".ckpt-put."  # begins the name of a file that is renamed when it is whole
@@ -35,7 +36,7 @@ class MountedFiles:
 
     def get(self, key: str, first_bytes: int | None = None) -> bytes | None:
         path = self._path(key)
-        with contextlib.suppress(*_NO_FILE), _naming(path), open(path, "rb") as file:
+        with contextlib.suppress(*_NO_FILE), naming_file(path), open(path, "rb") as file:
             return file.read(first_bytes)
         return None
 
@@ -97,7 +98,7 @@ class MountedFiles:
         return f"{self._root}/{key}"
 
     def _write(self, path: str, value: bytes) -> None:
-        with _naming(path):
+        with naming_file(path):
             descriptor = _open_for_writing(path)
             try:
                 rest = memoryview(value)
@@ -106,16 +107,6 @@ class MountedFiles:
                 _if_it_can(lambda: sync_file(descriptor))
             finally:
                 os.close(descriptor)  # raises if the upload failed
-
-
-@contextlib.contextmanager
-def _naming(path: str) -> Generator[None]:
-    """Names the path in an error of the system that names no file, as one of ``read``, ``write`` and ``close``."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = error.filename or path
-        raise
 
 
 def _open_for_writing(path: str) -> int:

@@ -49,11 +49,9 @@ around_forks(after_in_child=this_owner.cache_clear)
 
 def _boot_id() -> str:
     """Differs between machines, and between two starts of one; empty where the system tells none."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+    return ""
 
 
 def this_machine() -> str:
@@ -79,21 +77,18 @@ def _host() -> str:
 
 
 def _namespace(kind: str) -> str:
-    try:
+    with contextlib.suppress(OSError):  # a system without them
         return os.readlink(f"/proc/self/ns/{kind}")
-    except OSError:  # a system without them
-        return ""
+    return ""
 
 
 def _start_time(pid: int) -> str | None:
     """Start time of a process in clock ticks; empty if it is a zombie, None if /proc does not show it (``hidepid``)."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            # The command name, in parentheses, may contain spaces and parentheses.
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return "" if fields[0] in "ZX" else fields[19]
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
+        # The command name, in parentheses, may contain spaces and parentheses.
+        fields = file.read().rpartition(")")[2].split()
+        return "" if fields[0] in "ZX" else fields[19]
+    return None
 
 
 def lives(owner: str) -> bool | None:
@@ -123,7 +118,7 @@ def is_dead(owner: str, path: str) -> bool:
     living = lives(owner)
     if living is not None:
         return not living
-    try:
+    with contextlib.suppress(OSError):
         newest = os.stat(path).st_mtime
         # a long save may change only the deepest files
         for top, directories, files in os.walk(path, onerror=unless_absent):
@@ -131,8 +126,7 @@ def is_dead(owner: str, path: str) -> bool:
             newest = max([newest, *(os.stat(entry).st_mtime for entry in inside)])
         with tempfile.TemporaryFile(dir=os.path.dirname(path), prefix=".ckpt-") as clock:
             return os.fstat(clock.fileno()).st_mtime - newest > FOREIGN_AGE_SECS
-    except OSError:
-        return False
+    return False
 
 
 SHARED, EXCLUSIVE = (1, 2) if fcntl is None else (fcntl.LOCK_SH, fcntl.LOCK_EX)
@@ -231,14 +225,13 @@ def is_locked(path: str) -> bool:
 
 def locks_work_in(directory: str) -> bool:
     """Whether a lock on a file in a directory can be seen; False if no file can be written there. Leaves nothing."""
-    try:
-        with (
-            tempfile.NamedTemporaryFile(dir=directory, prefix=".ckpt-lock-") as file,
-            LockFile(file.name, os.O_RDWR) as held,
-        ):
-            return held.lock(EXCLUSIVE) and is_locked(file.name)
-    except OSError:
-        return False
+    with (
+        contextlib.suppress(OSError),
+        tempfile.NamedTemporaryFile(dir=directory, prefix=".ckpt-lock-") as file,
+        LockFile(file.name, os.O_RDWR) as held,
+    ):
+        return held.lock(EXCLUSIVE) and is_locked(file.name)
+    return False
 
 
 @contextlib.contextmanager

@@ -148,11 +148,11 @@ def _has_no_end(path: str) -> bool:
     """Whether the file system of a path says that it is huge and empty."""
     while not os.path.exists(path) and path != os.path.dirname(path):
         path = os.path.dirname(path)
-    try:
+    with contextlib.suppress(OSError):
         status = os.statvfs(path)
-    except OSError:
-        return False
-    return status.f_blocks * status.f_frsize >= _ENDLESS_BYTES and status.f_bfree == status.f_blocks
+        is_huge = status.f_blocks * status.f_frsize >= _ENDLESS_BYTES
+        return is_huge and status.f_bfree == status.f_blocks
+    return False
 
 
 SIGNS = ("ckpt.json", "_CHECKPOINT_METADATA", "_METADATA", "orbax.checkpoint", "commit_success.txt")

@@ -135,8 +135,6 @@ class PosixBackend:
         """Deletes a small file next to the checkpoints, if it is there."""
         file = os.path.join(path, name)
         if self.exists(file):
-            if WINDOWS:
-                raise files.cannot_write(path)
             files.remove(file)
             files.sync_directory(path)
 
@@ -436,10 +434,9 @@ def _leads_nowhere(entry: os.DirEntry[str]) -> bool:
 
 def _is_item(path: str) -> bool:
     """Whether a folder is an item that Orbax has written; one that may not be looked into is none."""
-    try:
+    with contextlib.suppress(PermissionError):
         return bool(files.kind_at(f"{path}/_METADATA"))
-    except PermissionError:
-        return False
+    return False
 
 
 def _with_advice(error: BaseException, path: str) -> BaseException:

@@ -329,11 +329,10 @@ def _is_dead(owner: bytes) -> bool:
 
 def _own_folders(owner: bytes) -> list[str]:
     """The folders of this checkpoint's own that look like checkpoints, from the owner's key of a deletion."""
-    try:
+    with contextlib.suppress(ValueError):
         found = json.loads(owner) if owner[:1] == b"[" else []
-    except ValueError:
-        return []
-    return [one for one in found if isinstance(one, str)]
+        return [one for one in found if isinstance(one, str)]
+    return []
 
 
 def is_marked(keys: Keys, present: Iterable[str]) -> bool:

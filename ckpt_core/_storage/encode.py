@@ -149,9 +149,7 @@ def _parts(costs: _Numbers) -> list[slice]:
 
 def _table(paths: Sequence[bytes]) -> bytes:
     """The table of the files to which a node refers; all relative to the database."""
-    if not paths:
-        return b"\0"
-    return b"".join(_keys(paths, bytes(len(paths))))
+    return b"".join(_keys(paths, bytes(len(paths)))) if paths else b"\0"
 
 
 def _keys(keys: Sequence[bytes], between: bytes = b"") -> tuple[bytes, ...]:

@@ -328,7 +328,10 @@ class _Walk:
 
     def _dataclass(self, value: Any, path: Path) -> Node:
         where, names = format_path(path), [field.name for field in dataclasses.fields(value)]
-        _refuse_contents(value, where)
+        if base := next((cls for cls in _WITH_CONTENTS if isinstance(value, cls)), None):
+            advice = "Register its class with jax.tree_util.register_pytree_node, or save a plain"
+            why = f"it is a dataclass and {with_article(base.__name__)}, and only its fields would be saved"
+            raise unsupported(value, where, f"{why}. {advice} {base.__name__} or dataclass")
         _refuse_unset(value, where)
         if self._saving:
             _refuse_more_than_fields(value, names, where)
@@ -368,18 +371,6 @@ _WITH_CONTENTS = (
     *(collections.deque, BaseException),
 )
 """Classes whose objects hold something that is no attribute."""
-
-
-def _refuse_contents(value: Any, where: str) -> None:
-    """Raises UnsupportedLeaf for a dataclass that is also a dict, a list or the like."""
-    base = next((cls for cls in _WITH_CONTENTS if isinstance(value, cls)), None)
-    if base is not None:
-        raise unsupported(
-            value,
-            where,
-            f"it is a dataclass and {with_article(base.__name__)}, and only its fields would be saved. Register its class with "
-            f"jax.tree_util.register_pytree_node, or save a plain {base.__name__} or dataclass",
-        )
 
 
 def _refuse_unset(value: Any, where: str) -> None:

@@ -75,9 +75,7 @@ class LeafSpec:
     @cached_property
     def stored_shape(self) -> tuple[int, ...]:
         """Shape on disk."""
-        if self.kind == "key":
-            return (*self.shape, KEY_WORDS[self.dtype])
-        return self.shape
+        return (*self.shape, KEY_WORDS[self.dtype]) if self.kind == "key" else self.shape
 
     @cached_property
     def numpy_dtype(self) -> np.dtype[Any]:
@@ -300,8 +298,7 @@ def to_host_array(leaf: Any, spec: LeafSpec) -> Array:
 
 def as_stored(array: Array, spec: LeafSpec) -> Array:
     """A view of the array with the dtype that is stored."""
-    stored = dtype_from_name(spec.stored_dtype)
-    return array if array.dtype == stored else array.view(stored)
+    return array if array.dtype == spec.numpy_dtype else array.view(spec.numpy_dtype)
 
 
 def as_logical(array: Array, spec: LeafSpec) -> Array:

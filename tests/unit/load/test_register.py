@@ -79,8 +79,7 @@ def test_two_installed_are_both_named(tmp_path, monkeypatch):
         SimpleNamespace(value="one:ADAPTER", load=RingAdapter),
         SimpleNamespace(value="other:ADAPTER", load=Another),
     ]
-    installed = {(root, entry.value): entry for entry in entries}
-    monkeypatch.setattr(_adapters, "_installed", lambda: installed)
+    monkeypatch.setattr(_adapters, "_installed", lambda: {(root, e.value): e for e in entries})
     with pytest.raises(
         ckpt.CheckpointError,
         match=r"2 adapters are installed for .*: one:ADAPTER, other:ADAPTER.*Uninstall",
