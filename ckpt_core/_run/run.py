@@ -40,7 +40,7 @@ from ckpt_core._run.run_file import parse_run_file
 from ckpt_core._run.steps import Following, RunDirectory
 from ckpt_core._run.tiers import LocalTier, StepToSave, Tiers, open_local
 from ckpt_core._run.unread import UnreadValues
-from ckpt_core._save import Links, RecordFields, Save, make_job, take_snapshot
+from ckpt_core._save import Links, RecordFields, Save, SaveJob, take_snapshot
 
 
 class Run:
@@ -322,13 +322,13 @@ class Run:
         trail, directory, path = self.trail, self.directory, self._steps.new_path(contents.step)
         if changes.replaces:  # it may have another name
             path = self.on_first("find a step", lambda: self._steps.path(contents.step))
-        job = make_job(
+        job = SaveJob(
             path,
             directory.local,
             directory.backend,
-            self._processes,
             contents.fields,
             self._options,
+            self._processes,
             overwrite=changes.replaces,
             step=contents.step,
             guard=SaveGuard(self.disk, trail, request, changes, contents.token, path),

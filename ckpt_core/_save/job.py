@@ -87,7 +87,7 @@ class RecordFields:
 
 @dataclass(frozen=True)
 class SaveJob:
-    """What one save has to do."""
+    """What one save has to do. Refuses forked children."""
 
     target: str  # absolute path, or URL
     local: bool  # in a file system, not an object store
@@ -102,8 +102,18 @@ class SaveJob:
     links: Links | None = None  # what a Checkpointer remembers of its last step
     token: str | None = None  # None for a new one
     parent: tuple[int, str] | None = None  # number and token of the step that the state comes from
-    flat: bool = False  # describe the only item at the top, too; never in a local directory, where only ckpt reads
     change: Callable[[str, FlatTree], FlatTree] | None = None  # what is saved of an item's tree
+
+    def __post_init__(self) -> None:
+        HOME.is_used = True
+        if os.getpid() != HOME.pid:
+            raise forked()
+        if self.options.flat and not self.own and not (self.local and self.fields.single):
+            what = "named items" if self.local else "a bucket"
+            raise RefusedArgument(
+                f"Options(flat=True) is for one tree without a name in a directory, not for {what}: "
+                "leave it out"
+            )
 
     @functools.cached_property
     def writers(self) -> Processes:
@@ -148,36 +158,14 @@ class PreparedItem:
 def save_job(
     path: str | os.PathLike[str], fields: RecordFields, options: Options, **more: Any
 ) -> SaveJob:
-    """The job of a save by all processes; ``more`` are fields of ``SaveJob``. Refuses forked children."""
+    """The job of a save by all processes; ``more`` are fields of ``SaveJob``."""
     if type(more["overwrite"]) is not bool:
         check_flags(overwrite=more["overwrite"])
     target, local = resolve(path)
     if unfinished:  # what is begun later is committed later
         wait_for_saves(target, options.timeout_secs)
     run = _processes.this_run()
-    return make_job(target, local, backend_of(local, options), run, fields, options, **more)
-
-
-def make_job(
-    target: str,
-    local: bool,
-    backend: Backend,
-    processes: Processes,
-    fields: RecordFields,
-    options: Options,
-    **more: Any,
-) -> SaveJob:
-    """``save_job`` where it is known already what the path means, and who saves."""
-    HOME.is_used = True
-    if os.getpid() != HOME.pid:
-        raise forked()
-    if options.flat and not (local and fields.single):
-        what = "named items" if local else "a bucket"
-        raise RefusedArgument(
-            f"Options(flat=True) is for one tree without a name in a directory, not for {what}: "
-            "leave it out"
-        )
-    return SaveJob(target, local, backend, fields, options, processes, flat=options.flat, **more)
+    return SaveJob(target, local, backend_of(local, options), fields, options, run, **more)
 
 
 def collect_items(
@@ -285,7 +273,8 @@ def metadata_files(
             continue
         if item.plan is None:
             continue
-        for folder in (f"{item.folder}/", *([""] if job.flat else [])):
+        # in a local directory only ckpt reads
+        for folder in (f"{item.folder}/", *([""] if job.options.flat and not job.own else [])):
             found |= {folder + name: data for name, data in item.plan.files}
             if item.texts:
                 paths = dict(zip(item.names, item.record.paths, strict=True))

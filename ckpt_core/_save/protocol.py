@@ -441,7 +441,7 @@ class Save:
             join_parts(self.attempt, self._passed, self.files, self._writers)
             for item in trees:
                 self._write_index(f"{item.folder}/", self._writers[item.name].rows)
-        if job.flat:  # Orbax looks there for a tree without a name
+        if job.options.flat and not job.own:  # Orbax looks there for a tree without a name
             for item in trees:
                 self._write_index("", self._writers[item.name].rows, below=f"{item.folder}/")
         record = self._record()
