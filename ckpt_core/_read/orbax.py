@@ -17,7 +17,6 @@ from ckpt_core._read.wants import Array, Job, Parts, Reads, Share, Want, take
 from ckpt_core._saved import Checkpoint, OrbaxItem, naming
 from ckpt_core._storage import (
     ForeignArray,
-    Location,
     StoreContext,
     Values,
     most_chunk_bytes,
@@ -72,7 +71,7 @@ def _opener(
     checkpoint: Checkpoint, item: OrbaxItem, context: StoreContext, zarr3: bool, ocdbt: bool | None
 ) -> Callable[[str], ForeignArray]:
     """The function that opens an array of the item by its name; ``ocdbt`` is None if no metadata say what stores it."""
-    location = _place(checkpoint, item)
+    location = checkpoint.location / item.directory
     if ocdbt is None:
         ocdbt = checkpoint.backend.size(checkpoint.path, item.file("manifest.ocdbt")) is not None
     values = _stored_values(checkpoint, item, ocdbt, context)
@@ -88,15 +87,11 @@ def _opener(
     )
 
 
-def _place(checkpoint: Checkpoint, item: OrbaxItem) -> Location:
-    return checkpoint.location / item.directory if item.directory else checkpoint.location
-
-
 def _stored_values(
     checkpoint: Checkpoint, item: OrbaxItem, ocdbt: bool, context: StoreContext
 ) -> Values:
     """Sizes of the stored metadata and chunks, checked to be possible: TensorStore allocates whatever the metadata claims."""
-    location = _place(checkpoint, item)
+    location = checkpoint.location / item.directory
     files = checkpoint.backend.files(location.path)
     for name, size in files.items():
         odd = "" if size >= 0 else "is no regular file, or a link that leads nowhere"
@@ -127,7 +122,7 @@ def with_specs(checkpoint: Checkpoint, item: OrbaxItem, context: StoreContext) -
                 return opened(name)
 
         arrays |= zip(paths, run_each(open_named, list(paths), 8, "ckpt-open"), strict=True)
-    for name in checkpoint.backend.files(_place(checkpoint, item).path):
+    for name in checkpoint.backend.files((checkpoint.location / item.directory).path):
         if name.startswith("array_metadatas/"):
             data = checkpoint.backend.read(checkpoint.path, item.file(name))
             impls |= orbax_files.load_key_impls(data, item.file(name)) if data else {}
