@@ -39,7 +39,6 @@ from ckpt_core._saved import (
     replaced,
     with_path,
 )
-from ckpt_core._storage import StoreContext, new_context
 from ckpt_core._tree import format_path
 from ckpt_core._tree.leaves import CHANGEABLE_KINDS, TEXT_KINDS, LeafSpec, from_text
 from ckpt_core._tree.patterns import advice_on_pattern, idle_patterns
@@ -68,8 +67,7 @@ def run(
             with agreement or contextlib.nullcontext():
                 checkpoint = opening()
                 with _watched(checkpoint, options, step) as operation:
-                    context = new_context()
-                    named = _match(checkpoint, request, context)
+                    named = _match(checkpoint, request)
                     plans = [*named.values()]
                     reading: Reading = read_leaves
                     if agreement is not None:
@@ -78,7 +76,7 @@ def run(
                         operation.total_bytes = sum(plan.stored_bytes for plan in plans)
                     if in_place is not None:
                         in_place.begin(plans)
-                    how = request, context, operation, reading, in_place
+                    how = request, operation, reading, in_place
                     leaves = [_read(checkpoint, plan, *how) for plan in plans]
                     if checkpoint.shared or any(plan.item.shared for plan in plans):
                         _share(checkpoint, plans, leaves)
@@ -101,7 +99,7 @@ def run(
 _ONCE = "Restore it under one of the names; what is saved under another is loaded with load(path, item=...)"
 
 
-def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> dict[str, ItemPlan]:
+def _match(checkpoint: Checkpoint, request: Request) -> dict[str, ItemPlan]:
     """The plan of each wanted item, by its name in the result; changes no object. See ``plan_item`` for what it reads."""
     target: Any = request.target
     if request.item is not None:
@@ -120,7 +118,7 @@ def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> d
     if request.restores:
         introduce(target)
     named = {
-        name: plan_item(checkpoint, saved, target, request, context)
+        name: plan_item(checkpoint, saved, target, request)
         for name, (saved, target) in chosen.items()
     }
     plans = [*named.values()]
@@ -148,7 +146,6 @@ def _read(
     checkpoint: Checkpoint,
     plan: ItemPlan,
     request: Request,
-    context: StoreContext,
     operation: Operation,
     reading: Reading,
     in_place: InPlace | None,
@@ -162,7 +159,7 @@ def _read(
     watch: Callable[[int], None] | None = None
     if operation.listener is not None:  # a large array takes seconds, and is counted at its end
         watch = lambda more: operation.tell_progress(operation.done_bytes + more)  # noqa: E731
-    given = checkpoint, item, [*plan.wants.values()], request.options, context, watch
+    given = checkpoint, item, [*plan.wants.values()], request.options, watch
     # closed: an error of this loop that somebody keeps would keep threads, files and buffers
     with contextlib.closing(reading(*given)) as arrays:
         for result, (want, parts) in zip(plan.wants, arrays, strict=True):

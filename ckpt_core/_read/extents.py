@@ -47,7 +47,6 @@ from ckpt_core._storage import (
     INDEX_FILE,
     DataFiles,
     Extent,
-    StoreContext,
     StoreFiles,
     coalesce,
     decode_chunk,
@@ -116,7 +115,6 @@ class StoredChunks:
         files: DataFiles | StoreFiles,
         wants: Sequence[Want],
         options: Options,
-        context: StoreContext,
     ) -> None:
         self._checkpoint, self._item, self.files = checkpoint, item, files
         self.chunks, self.codecs = item.chunks, item.codecs
@@ -128,6 +126,7 @@ class StoredChunks:
         wanted = [*self._names.values()] if few else None
         location = checkpoint.location / item.directory
         local = files if isinstance(files, DataFiles) else None
+        context = checkpoint.context
         self.index = read_index(location, context, wanted, local, item.most_keys, manifest)
         self.most_chunks = len(self.index)
         self._there: dict[str, int] = {}  # how long the data files are that were looked at

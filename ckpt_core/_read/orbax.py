@@ -17,7 +17,6 @@ from ckpt_core._read.wants import Array, Job, Parts, Reads, Share, Want, take
 from ckpt_core._saved import Checkpoint, OrbaxItem, naming
 from ckpt_core._storage import (
     ForeignArray,
-    StoreContext,
     Values,
     most_chunk_bytes,
     open_array,
@@ -68,18 +67,18 @@ class OrbaxReader:
 
 
 def _opener(
-    checkpoint: Checkpoint, item: OrbaxItem, context: StoreContext, zarr3: bool, ocdbt: bool | None
+    checkpoint: Checkpoint, item: OrbaxItem, zarr3: bool, ocdbt: bool | None
 ) -> Callable[[str], ForeignArray]:
     """The function that opens an array of the item by its name; ``ocdbt`` is None if no metadata say what stores it."""
     location = checkpoint.location / item.directory
     if ocdbt is None:
         ocdbt = checkpoint.backend.size(checkpoint.path, item.file("manifest.ocdbt")) is not None
-    values = _stored_values(checkpoint, item, ocdbt, context)
-    context()  # made here, on one thread
+    values = _stored_values(checkpoint, item, ocdbt)
+    checkpoint.context()  # made here, on one thread
     return functools.partial(
         open_array,
         location,
-        context=context,
+        context=checkpoint.context,
         zarr3=zarr3,
         ocdbt=ocdbt,
         limit_bytes=most_chunk_bytes(values.total_bytes),
@@ -87,9 +86,7 @@ def _opener(
     )
 
 
-def _stored_values(
-    checkpoint: Checkpoint, item: OrbaxItem, ocdbt: bool, context: StoreContext
-) -> Values:
+def _stored_values(checkpoint: Checkpoint, item: OrbaxItem, ocdbt: bool) -> Values:
     """Sizes of the stored metadata and chunks, checked to be possible: TensorStore allocates whatever the metadata claims."""
     location = checkpoint.location / item.directory
     files = checkpoint.backend.files(location.path)
@@ -101,21 +98,21 @@ def _stored_values(
             raise CheckpointCorrupt(f"{location.path}: {name} {odd}", file=item.file(name))
     if not ocdbt:
         return Values(files.items())
-    index = read_index(location, context)
+    index = read_index(location, checkpoint.context)
     return Values((key, size_bytes) for key, (_, _, size_bytes, _) in index.items())
 
 
 _SCALAR_KINDS = {"i": "int", "u": "int", "f": "float", "b": "bool", "c": "complex"}
 
 
-def with_specs(checkpoint: Checkpoint, item: OrbaxItem, context: StoreContext) -> OrbaxItem:
+def with_specs(checkpoint: Checkpoint, item: OrbaxItem) -> OrbaxItem:
     """The item with its arrays, opened in 8 threads, and the spec of every leaf: only an opened array tells dtype and shape."""
     tree = item.tree
     if tree is None or item.specs:
         return item
     arrays, impls = dict[str, ForeignArray](), dict[str, str]()
     if paths := {leaf.name: leaf.path for leaf in tree.leaves if leaf.value_type != "string"}:
-        opened = _opener(checkpoint, item, context, tree.zarr3, tree.ocdbt)
+        opened = _opener(checkpoint, item, tree.zarr3, tree.ocdbt)
 
         def open_named(name: str) -> ForeignArray:
             with naming(checkpoint, paths[name]):
@@ -148,8 +145,8 @@ def _orbax_spec(
     return leaf_spec(kind, array.dtype, array.shape)
 
 
-def read_special(checkpoint: Checkpoint, item: OrbaxItem, context: StoreContext) -> Array:
+def read_special(checkpoint: Checkpoint, item: OrbaxItem) -> Array:
     """The array of an Orbax item that is one array or random key; its name is ``checkpoint``."""
     zarr3 = checkpoint.backend.size(checkpoint.path, item.file("checkpoint/zarr.json")) is not None
-    array = _opener(checkpoint, item, context, zarr3, None)("checkpoint")
+    array = _opener(checkpoint, item, zarr3, None)("checkpoint")
     return read_region(array, whole(array.shape), "checkpoint")
