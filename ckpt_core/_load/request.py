@@ -11,6 +11,7 @@ import numpy as np
 
 from ckpt_core._format.rules import Rule, rules_from
 from ckpt_core._options import (
+    DEFAULTS,
     METRICS_ARE_NUMBERS,
     RESTORE_ARGUMENTS,
     Options,
@@ -136,7 +137,7 @@ def make_request(
     return Request(
         MatchRules(renamed, bool(cast) and like is not None, missing, unexpected, static),
         None if only is None else read_again(only),
-        checked_options(options),
+        DEFAULTS if options is None else checked_options(options),
         sharding=sharding,
         as_numpy=as_numpy,
         dtype=_dtype_of_all(cast, missing, unexpected) if like is None and asks else "",
