@@ -38,18 +38,15 @@ class OrbaxReader:
         """Buffers for a batch, and the jobs that fill them."""
         planned = [(want, Parts()) for want in batch]
         return planned, [
-            functools.partial(self._fill, want.leaf, region, parts)
+            functools.partial(self._read, want.leaf, region, parts)
             for want, parts in planned
             for region in want.regions
         ]
 
-    def _fill(self, leaf: int, region: Region, parts: Parts) -> None:
-        parts[region] = self._read(leaf, region)
-
-    def _read(self, leaf: int, region: Region) -> Array:
+    def _read(self, leaf: int, region: Region, parts: Parts) -> None:
         name = self._item.name_of(leaf)
         with naming(self._checkpoint, self._item.paths[leaf]):
-            return read_region(self._item.arrays[name], region, name)
+            parts[region] = read_region(self._item.arrays[name], region, name)
 
     def jobs(self, leaf: int, shares: Sequence[Share]) -> Iterator[Job]:
         """The job that reads what the shares need, and what lies between: a chunk, often a shard, is decoded once for all."""
@@ -59,9 +56,10 @@ class OrbaxReader:
         )
 
         def job() -> None:
-            values = self._read(leaf, whole_of)
+            self._read(leaf, whole_of, parts := Parts())
             for region, view in shares:
-                take(values[(*within(region, whole_of), ...)], [(whole(view.shape), view)])
+                part = parts[whole_of][(*within(region, whole_of), ...)]
+                take(part, [(whole(view.shape), view)])
 
         yield job
 
