@@ -264,9 +264,6 @@ def _check_patterns(
     )
 
 
-_SETS = "sets"
-
-
 class LoadAgreement:
     """The agreements of one load between several processes, as a block around it: if the block fails, the others get the
     error where they wait next. Processes agree once after reading. A restore without ``atomic_restore`` also agrees after
@@ -313,7 +310,7 @@ class LoadAgreement:
 
     def read(self, sets_objects: bool) -> None:
         """Waits until all processes have read; if any then ``sets_objects``, the rest of the block is waited for, too."""
-        self._waits = self._agree(self._claim, _judged) == _SETS and sets_objects
+        self._waits = bool(self._agree(self._claim, _judged)) and sets_objects
 
     def _agree(self, text: str, judge: Callable[[list[str]], str]) -> str:
         """Waits until all processes are here; returns what ``judge`` makes of their texts on process 0."""
@@ -377,7 +374,7 @@ class _Claim(NamedTuple):
 
 
 def _judged(texts: list[str]) -> str:
-    """On process 0, before any proceeds, from what all load: whether any sets live objects. Raises CheckpointError if they load
+    """On process 0, before any proceeds, from what all load: a text if any sets live objects. Raises CheckpointError if they load
     different checkpoints or leaves: a global array would be made of shards of different arrays. All must name the same leaves
     with the same dtypes and shardings, or at least those that others share; what a process places on its own devices alone is
     its own.
@@ -407,4 +404,4 @@ def _judged(texts: list[str]) -> str:
                 f"{one.path}: process {index} loads other leaves, or into other dtypes or onto other shardings, than "
                 f"process {first}: all processes must load the same"
             )
-    return _SETS if any(one.sets for one in all_of) else ""
+    return "sets" if any(one.sets for one in all_of) else ""
