@@ -24,7 +24,7 @@ from ckpt_core._processes import Round
 from ckpt_core._tree.leaves import LeafSpec, dtype_from_name
 from ckpt_core._tree.match import MatchRules, Renames
 from ckpt_core._tree.patterns import read_again
-from ckpt_core.arguments import an, check_flags, is_flag, meant
+from ckpt_core.arguments import NotPassed, an, check_flags, is_flag, meant
 
 Only = str | Iterable[str] | Callable[[Any, LeafSpec], bool] | type | None
 """A function gets the path as text; a filter of a framework, what the framework gives it."""
@@ -50,14 +50,7 @@ class How(TypedDict, total=False):
     options: Options | None
 
 
-class _NotPassed:
-    """Stands for a target that the caller did not pass, since None is a valid one; ``help`` shows its repr."""
-
-    def __repr__(self) -> str:
-        return "(not passed)"
-
-
-NOT_PASSED = _NotPassed()
+NOT_PASSED = NotPassed("(not passed)")
 
 
 @dataclass(frozen=True)

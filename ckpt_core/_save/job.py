@@ -41,7 +41,7 @@ from ckpt_core._processes import Processes
 from ckpt_core._save.plan import TreePlan
 from ckpt_core._storage import ArrayToWrite, backend_of
 from ckpt_core._tree import FlatTree
-from ckpt_core.arguments import an, check_flags
+from ckpt_core.arguments import NotPassed, an, check_flags
 
 if TYPE_CHECKING:
     from ckpt_core._save.unchanged import Links
@@ -51,14 +51,7 @@ _ARGUMENTS = ("overwrite", "metadata", "options", "items", "metrics", "force")
 _OF_METRICS = "metrics", "json"  # name and form of an item that Orbax takes for metrics, too
 
 
-class _Nothing:
-    """Default of the argument ``state``, since None is a valid state."""
-
-    def __repr__(self) -> str:
-        return "..."  # what help() shows of the argument
-
-
-NOTHING = _Nothing()
+NOTHING = NotPassed("...")
 
 
 class Guard(Protocol):
