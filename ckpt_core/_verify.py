@@ -28,7 +28,7 @@ from ckpt_core._saved import (
     SavedItem,
     open_checkpoint,
 )
-from ckpt_core._storage import INDEX_FILE, new_context, read_index
+from ckpt_core._storage import INDEX_FILE, read_index
 from ckpt_core._tree import format_path
 from ckpt_core._tree.leaves import TEXT_KINDS
 from ckpt_core.arguments import answering
@@ -109,7 +109,7 @@ def _item_info(opened: Checkpoint, saved: SavedItem) -> ItemInfo:
         return ItemInfo(saved.name, saved.form, ())
     item = saved  # our own record has all specs, so TensorStore is not needed
     if isinstance(saved, OrbaxItem):
-        item = with_specs(opened, saved, new_context())
+        item = with_specs(opened, saved)
     leaves = tuple(
         LeafInfo(format_path(path), spec.kind, spec.shape, spec.dtype, sharding, spec.stored_bytes)
         for path, spec, sharding in zip(item.paths, item.specs, item.shardings, strict=True)
@@ -206,7 +206,7 @@ def _covered(opened: NativeCheckpoint, problems: list[Problem]) -> dict[str, Ran
             continue
         try:
             manifest = opened.read_file(f"{directory}/{INDEX_FILE}")
-            index = read_index(opened.location / directory, new_context(), manifest=manifest)
+            index = read_index(opened.location / directory, opened.context, manifest=manifest)
             for key, (file, offset, size_bytes, _) in index.items():
                 if file and not key.endswith("zarr.json"):
                     found.setdefault(f"{directory}/{file}", []).append((offset, size_bytes))
@@ -258,13 +258,13 @@ def _check_leaves(opened: NativeCheckpoint, item: SavedItem, options: Options) -
     except CheckpointCorrupt as error:
         return [Problem(error.file or item.directory, str(error))]
     with contextlib.suppress(CheckpointError):
-        for _ in read_leaves(opened, item, wants, options, new_context()):
+        for _ in read_leaves(opened, item, wants, options):
             pass
         return []
     problems: list[Problem] = []
     for want in wants:
         try:
-            for _ in read_leaves(opened, item, [want], options, new_context()):
+            for _ in read_leaves(opened, item, [want], options):
                 pass
         except CheckpointCorrupt as error:
             problems.append(Problem(error.file or item.directory, str(error), error.leaf))

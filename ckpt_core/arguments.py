@@ -28,6 +28,16 @@ __all__ = (
 )
 
 
+class NotPassed:
+    """The default of an argument for which None is a value, as ``help`` shows it."""
+
+    def __init__(self, shown: str) -> None:
+        self._shown = shown
+
+    def __repr__(self) -> str:
+        return self._shown
+
+
 def is_flag(value: object) -> bool:
     """Whether a value is True or False, of Python or numpy, or 0 or 1."""
     return type(value).__name__ in ("bool", "bool_") or (isinstance(value, int) and value in (0, 1))

@@ -96,17 +96,8 @@ def item_metadata(root: Node, specs: Sequence[LeafSpec]) -> bytes:
 # is encoded once (lru_cache) and the rest is formatted as text.
 _quoted = json.encoder.encode_basestring
 
-_EMPTY = {
-    "none": "None",
-    "dict": "Dict",
-    "ordered": "Dict",
-    "list": "List",
-    "tuple": "Tuple",
-    "namedtuple": "None",
-    "dataclass": "Dict",
-    "custom": "None",
-    "code": "None",
-}
+_EMPTY = {"dict": "Dict", "ordered": "Dict", "dataclass": "Dict", "list": "List", "tuple": "Tuple"}
+"""By kind, what Orbax calls a container that holds nothing; any other is None for it."""
 
 
 def _describe(
@@ -118,7 +109,7 @@ def _describe(
     if node.kind == "expanded":
         _describe(node.children[0], keys, texts, specs, entries)
     elif node.kind == "leaf" or not node.children:
-        value = f'{{"value_type":"{_EMPTY.get(node.kind)}","skip_deserialize":true}}'
+        value = f'{{"value_type":"{_EMPTY.get(node.kind, "None")}","skip_deserialize":true}}'
         if node.kind == "leaf":
             value = _value_metadata(next(specs))
         entries.append(

@@ -38,7 +38,6 @@ from ckpt_core._saved import (
     replaced,
     with_path,
 )
-from ckpt_core._storage import StoreContext, new_context
 from ckpt_core._tree import format_path
 from ckpt_core._tree.leaves import CHANGEABLE_KINDS, TEXT_KINDS, LeafSpec, from_text
 from ckpt_core._tree.patterns import advice_on_pattern, idle_patterns
@@ -71,8 +70,7 @@ def run(
                 operation = Operation("load", *given)
                 operation.happened("restore_started")
                 with _reading(checkpoint, operation):
-                    context = new_context()
-                    named = _match(checkpoint, request, context)
+                    named = _match(checkpoint, request)
                     plans = [*named.values()]
                     reading: Reading = read_leaves
                     if agreement is not None:
@@ -81,7 +79,7 @@ def run(
                         operation.total_bytes = sum(plan.stored_bytes for plan in plans)
                     if in_place is not None:
                         in_place.begin(plans)
-                    how = request, context, operation, reading, in_place
+                    how = request, operation, reading, in_place
                     leaves = [_read(checkpoint, plan, *how) for plan in plans]
                     if checkpoint.shared or any(plan.item.shared for plan in plans):
                         _share(checkpoint, plans, leaves)
@@ -107,7 +105,7 @@ def run(
 _ONCE = "Restore it under one of the names; what is saved under another is loaded with load(path, item=...)"
 
 
-def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> dict[str, ItemPlan]:
+def _match(checkpoint: Checkpoint, request: Request) -> dict[str, ItemPlan]:
     """The plan of each wanted item, by its name in the result; changes no object. See ``plan_item`` for what it reads."""
     target: Any = request.target
     if request.item is not None:
@@ -126,7 +124,7 @@ def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> d
     if request.restores:
         introduce(target)
     named = {
-        name: plan_item(checkpoint, saved, target, request, context)
+        name: plan_item(checkpoint, saved, target, request)
         for name, (saved, target) in chosen.items()
     }
     plans = [*named.values()]
@@ -154,7 +152,6 @@ def _read(
     checkpoint: Checkpoint,
     plan: ItemPlan,
     request: Request,
-    context: StoreContext,
     operation: Operation,
     reading: Reading,
     in_place: InPlace | None,
@@ -168,7 +165,7 @@ def _read(
     watch: Callable[[int], None] | None = None
     if operation.listener is not None:  # a large array takes seconds, and is counted at its end
         watch = lambda more: operation.tell_progress(operation.done_bytes + more)  # noqa: E731
-    given = checkpoint, item, [*plan.wants.values()], request.options, context, watch
+    given = checkpoint, item, [*plan.wants.values()], request.options, watch
     # closed: an error of this loop that somebody keeps would keep threads, files and buffers
     with contextlib.closing(reading(*given)) as arrays:
         for result, (want, parts) in zip(plan.wants, arrays, strict=True):
@@ -269,9 +266,6 @@ def _check_patterns(
     )
 
 
-_SETS = "sets"
-
-
 class LoadAgreement:
     """The agreements of one load between several processes, as a block around it: if the block fails, the others get the
     error where they wait next. Processes agree once after reading. A restore without ``atomic_restore`` also agrees after
@@ -318,7 +312,7 @@ class LoadAgreement:
 
     def read(self, sets_objects: bool) -> None:
         """Waits until all processes have read; if any then ``sets_objects``, the rest of the block is waited for, too."""
-        self._waits = self._agree(self._claim, _judged) == _SETS and sets_objects
+        self._waits = bool(self._agree(self._claim, _judged)) and sets_objects
 
     def _agree(self, text: str, judge: Callable[[list[str]], str]) -> str:
         """Waits until all processes are here; returns what ``judge`` makes of their texts on process 0."""
@@ -382,7 +376,7 @@ class _Claim(NamedTuple):
 
 
 def _judged(texts: list[str]) -> str:
-    """On process 0, before any proceeds, from what all load: whether any sets live objects. Raises CheckpointError if they load
+    """On process 0, before any proceeds, from what all load: a text if any sets live objects. Raises CheckpointError if they load
     different checkpoints or leaves: a global array would be made of shards of different arrays. All must name the same leaves
     with the same dtypes and shardings, or at least those that others share; what a process places on its own devices alone is
     its own.
@@ -412,4 +406,4 @@ def _judged(texts: list[str]) -> str:
                 f"{one.path}: process {index} loads other leaves, or into other dtypes or onto other shardings, than "
                 f"process {first}: all processes must load the same"
             )
-    return _SETS if any(one.sets for one in all_of) else ""
+    return "sets" if any(one.sets for one in all_of) else ""

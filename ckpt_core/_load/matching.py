@@ -20,7 +20,6 @@ from ckpt_core._load.request import NOT_PASSED, Request
 from ckpt_core._load.targets import TargetTree
 from ckpt_core._read import Want, with_specs
 from ckpt_core._saved import Checkpoint, DerivedItem, ExtentItem, NativeItem, OrbaxItem, SavedItem
-from ckpt_core._storage import StoreContext
 from ckpt_core._tree import Node, Path, code_and_constants, flatten, format_path, unflatten
 from ckpt_core._tree.leaves import PYTHON_NUMBERS, TEXT_KINDS, LeafSpec
 from ckpt_core._tree.match import Match, MatchRules, covers, match, positions_of, renamed_path
@@ -53,9 +52,7 @@ def item_meant(checkpoint: Checkpoint, name: str) -> SavedItem:
     raise CheckpointNotFound(f"{checkpoint.path} has no item {name!r}; it has: {known}: {hint}")
 
 
-def plan_item(
-    checkpoint: Checkpoint, saved: SavedItem, like: Any, request: Request, context: StoreContext
-) -> ItemPlan:
+def plan_item(checkpoint: Checkpoint, saved: SavedItem, like: Any, request: Request) -> ItemPlan:
     """The plan of an item, matched against its target, or ``NOT_PASSED``. Reads no array data of a pytree; an item that is none,
     like ``Files``, is read and verified here. Differences between leaves are in ``ItemPlan.match``; other misfits raise.
     """
@@ -72,14 +69,14 @@ def plan_item(
             like, copy = copy(like), None
     if saved.form == "numpy_key":
         assert isinstance(saved, OrbaxItem)
-        tree = with_specs(checkpoint, replace(saved, form="tree"), context)
+        tree = with_specs(checkpoint, replace(saved, form="tree"))
         plan = _plan_as_saved(tree, replace(request, dtype=""))
         # the tuple or dict that numpy's ``set_state`` takes
         return plan.then(lambda value: value if isinstance(value, dict) else tuple(value))
     if saved.form != "tree":
-        return non_tree.plan_non_tree(checkpoint, saved, adapter, like, context)
+        return non_tree.plan_non_tree(checkpoint, saved, adapter, like)
     # arrays of an Orbax item are opened to learn the spec of every leaf
-    item = with_specs(checkpoint, saved, context) if isinstance(saved, OrbaxItem) else saved
+    item = with_specs(checkpoint, saved) if isinstance(saved, OrbaxItem) else saved
     if request.select:
         target = None if like is NOT_PASSED else like
         wanted = None if request.only is None else selection(request.only, item.name, target)

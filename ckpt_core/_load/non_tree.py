@@ -29,15 +29,12 @@ from ckpt_core._saved import (
     SavedItem,
     replaced,
 )
-from ckpt_core._storage import StoreContext
 from ckpt_core._tree import Node
 
 _FORMS = {"tree": "a tree of arrays", "files": "files", "json": "plain values"}
 
 
-def plan_non_tree(
-    checkpoint: Checkpoint, saved: SavedItem, adapter: Any, like: Any, context: StoreContext
-) -> ItemPlan:
+def plan_non_tree(checkpoint: Checkpoint, saved: SavedItem, adapter: Any, like: Any) -> ItemPlan:
     """The plan of an item that is no pytree. Its value is read here, before any array is read."""
     if saved.form == "process":
         state = _process_state(checkpoint, saved, adapter, like)
@@ -57,7 +54,7 @@ def plan_non_tree(
         value = parse_json(checkpoint.read_file(saved.file("data.json")), saved.file("data.json"))
     else:
         special = saved.form in ("array", "jax_key")
-        value = _special_value(checkpoint, saved, context) if special else saved.value
+        value = _special_value(checkpoint, saved) if special else saved.value
     return ItemPlan(saved, constant(value))
 
 
@@ -151,9 +148,9 @@ def _json_or(text: str, file: str) -> Any:
         raise
 
 
-def _special_value(checkpoint: Checkpoint, saved: OrbaxItem, context: StoreContext) -> Any:
+def _special_value(checkpoint: Checkpoint, saved: OrbaxItem) -> Any:
     """The value of an Orbax item that is a single array or a single random key."""
-    array = read_special(checkpoint, saved, context)
+    array = read_special(checkpoint, saved)
     if saved.form == "array":
         tree = saved.tree
         if tree is not None and any(leaf.value_type == "np.ndarray" for leaf in tree.leaves):

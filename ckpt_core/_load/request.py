@@ -11,6 +11,7 @@ import numpy as np
 
 from ckpt_core._format.rules import Rule, rules_from
 from ckpt_core._options import (
+    DEFAULTS,
     METRICS_ARE_NUMBERS,
     RESTORE_ARGUMENTS,
     Options,
@@ -23,7 +24,7 @@ from ckpt_core._processes import Round
 from ckpt_core._tree.leaves import LeafSpec, dtype_from_name
 from ckpt_core._tree.match import MatchRules, Renames
 from ckpt_core._tree.patterns import read_again
-from ckpt_core.arguments import an, check_flags, is_flag, meant
+from ckpt_core.arguments import NotPassed, an, check_flags, is_flag, meant
 
 Only = str | Iterable[str] | Callable[[Any, LeafSpec], bool] | type | None
 """A function gets the path as text; a filter of a framework, what the framework gives it."""
@@ -49,14 +50,7 @@ class How(TypedDict, total=False):
     options: Options | None
 
 
-class _NotPassed:
-    """Stands for a target that the caller did not pass, since None is a valid one; ``help`` shows its repr."""
-
-    def __repr__(self) -> str:
-        return "(not passed)"
-
-
-NOT_PASSED = _NotPassed()
+NOT_PASSED = NotPassed("(not passed)")
 
 
 @dataclass(frozen=True)
@@ -136,7 +130,7 @@ def make_request(
     return Request(
         MatchRules(renamed, bool(cast) and like is not None, missing, unexpected, static),
         None if only is None else read_again(only),
-        checked_options(options),
+        DEFAULTS if options is None else checked_options(options),
         sharding=sharding,
         as_numpy=as_numpy,
         dtype=_dtype_of_all(cast, missing, unexpected) if like is None and asks else "",

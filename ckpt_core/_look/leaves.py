@@ -18,7 +18,6 @@ from ckpt_core._layout.regions import Region, whole
 from ckpt_core._options import MIB, Options
 from ckpt_core._read import Want, read_leaves, with_specs
 from ckpt_core._saved import Checkpoint, NativeItem, OrbaxItem, SavedItem, open_checkpoint
-from ckpt_core._storage import new_context
 from ckpt_core._tree import Node, Path, format_path
 from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec, as_logical
 from ckpt_core._tree.match import positions_of
@@ -64,7 +63,6 @@ class Trees:
     def __init__(self, path: str | os.PathLike[str], only: str | Iterable[str] | None) -> None:
         opened = open_checkpoint(path)
         self._opened: Checkpoint = opened
-        self._context = new_context()
         self.path, self.metadata = opened.path, opened.metadata
         self.items: dict[str, list[Leaf]] = {}
         self.others: dict[str, str] = {}
@@ -74,7 +72,7 @@ class Trees:
                 self.others[name] = item.form
                 continue
             if isinstance(item, OrbaxItem):
-                item = with_specs(opened, item, self._context)
+                item = with_specs(opened, item)
             self.trees[name], self.items[name] = item, []
             text_of = opened.texts(item)
             for n in positions_of(item.paths, item.specs, selector(only, item=item.name)):
@@ -97,7 +95,7 @@ class Trees:
         sized = zip(leaves, sizes or [leaf.itemsize for leaf in leaves], strict=True)
         wants = [Want(leaf.place, [part]) for leaf, size in sized for part in leaf.regions(size)]
         with self._opened.held():
-            read = read_leaves(self._opened, saved, wants, Options(), self._context)
+            read = read_leaves(self._opened, saved, wants, Options())
             with contextlib.closing(read):
                 for want, parts in read:
                     (array,) = parts.values()

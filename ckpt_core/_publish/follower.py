@@ -39,7 +39,6 @@ from ckpt_core._publish.delta import Change, apply, cells, unpack
 from ckpt_core._publish.side import PUBLISHED, Side
 from ckpt_core._read import Want, read_leaves
 from ckpt_core._saved import Checkpoint, HeldItem, NativeCheckpoint, NativeItem, open_in
-from ckpt_core._storage import new_context
 from ckpt_core._tree.leaves import TEXT_KINDS
 from ckpt_core.arguments import an, seconds
 
@@ -89,7 +88,7 @@ def hold(opened: NativeCheckpoint, options: Options) -> Held:
                     said[name, at] = opened.texts(item)(at)
                 else:
                     wants.append(Want(at, [whole(spec.stored_shape)]))
-            found = read_leaves(opened, item, wants, options, new_context()) if wants else ()
+            found = read_leaves(opened, item, wants, options) if wants else ()
             for want, parts in found:
                 (arrays[want.leaf],) = parts.values()
             known = {one.name: getattr(item, one.name) for one in fields(NativeItem)}

@@ -27,7 +27,7 @@ from ckpt_core._processes import NotTogether, Round
 from ckpt_core._publish.chain import CHAIN_FILE, DELTA, Chain, Version, file_of
 from ckpt_core._publish.delta import Change, cells, difference, pack
 from ckpt_core._publish.side import PUBLISHED, Side
-from ckpt_core._save import NOTHING, RecordFields, Save, collect_items, make_job, take_snapshot
+from ckpt_core._save import NOTHING, RecordFields, Save, SaveJob, collect_items, take_snapshot
 from ckpt_core._saved import open_in, refuse_file_for_steps
 from ckpt_core._tree import FlatTree, Path
 from ckpt_core._tree.leaves import describe, dtype_from_name
@@ -206,8 +206,8 @@ class Publisher(Side):
         fields = RecordFields(state is not None, {PUBLISHED: "all" if only is None else "part"})
         target, change = f"{self.directory}/{number}", _change(chosen, only, dtype)
         guard = AnchorGuard(functools.partial(self._claim, target), self._refuse_if_taken_over)
-        job = make_job(
-            *(target, self._local, self._backend, self._processes, fields, self._options),
+        job = SaveJob(
+            *(target, self._local, self._backend, fields, self._options, self._processes),
             **{"overwrite": True, "step": number, "change": change, "guard": guard},
         )
         together, save = self._round("publish"), Save(job, call="publish an anchor")

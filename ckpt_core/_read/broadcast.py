@@ -24,7 +24,6 @@ from ckpt_core._options import MIB, Options
 from ckpt_core._read.pipeline import read_leaves
 from ckpt_core._read.wants import Array, Parts, Want, aligned
 from ckpt_core._saved import Checkpoint, NativeItem, SavedItem
-from ckpt_core._storage import StoreContext
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -60,7 +59,6 @@ def read_and_send(
     item: SavedItem,
     wants: Sequence[Want],
     options: Options,
-    context: StoreContext,
     watch: Callable[[int], None] | None = None,
 ) -> Generator[tuple[Want, Parts]]:
     """What ``read_leaves`` yields, but only one process reads, verifies and sends each replicated region. All processes of the load
@@ -79,7 +77,7 @@ def read_and_send(
             if piece.reader == process:
                 alone[piece.step].append(piece.part)
         here += [Want(step.want.leaf, parts) for step, parts in zip(steps, alone, strict=True)]
-    with contextlib.closing(read_leaves(checkpoint, item, here, options, context, watch)) as source:
+    with contextlib.closing(read_leaves(checkpoint, item, here, options, watch)) as source:
         parts: Parts = {}
         for steps, shared, _ in rounds:
             read = [next(source)[1] for _ in steps]

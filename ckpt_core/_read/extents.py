@@ -47,7 +47,6 @@ from ckpt_core._storage import (
     INDEX_FILE,
     DataFiles,
     Extent,
-    StoreContext,
     StoreFiles,
     coalesce,
     decode_chunk,
@@ -116,7 +115,6 @@ class StoredChunks:
         files: DataFiles | StoreFiles,
         wants: Sequence[Want],
         options: Options,
-        context: StoreContext,
     ) -> None:
         self._checkpoint, self._item, self.files = checkpoint, item, files
         self.chunks, self.codecs = item.chunks, item.codecs
@@ -128,6 +126,7 @@ class StoredChunks:
         wanted = [*self._names.values()] if few else None
         location = checkpoint.location / item.directory
         local = files if isinstance(files, DataFiles) else None
+        context = checkpoint.context
         self.index = read_index(location, context, wanted, local, item.most_keys, manifest)
         self.most_chunks = len(self.index)
         self._there: dict[str, int] = {}  # how long the data files are that were looked at
@@ -293,7 +292,8 @@ class ExtentReader:
 
     def _take(self, leaf: int, file: str, data: Array, crc: int | None, parts: Parts) -> None:
         """Verifies the bytes of a small array, and copies them to where they belong."""
-        self._check(leaf, file, data, crc)
+        if crc is not None and crc_of(data) != crc:
+            raise self._damaged(leaf, file)
         spec = self._specs[leaf]
         first = next(iter(parts.values()))
         if first.dtype == spec.numpy_dtype and first.shape == spec.stored_shape:

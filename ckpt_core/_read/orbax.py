@@ -17,8 +17,6 @@ from ckpt_core._read.wants import Array, Job, Parts, Reads, Share, Want, take
 from ckpt_core._saved import Checkpoint, OrbaxItem, naming
 from ckpt_core._storage import (
     ForeignArray,
-    Location,
-    StoreContext,
     Values,
     most_chunk_bytes,
     open_array,
@@ -40,18 +38,15 @@ class OrbaxReader:
         """Buffers for a batch, and the jobs that fill them."""
         planned = [(want, Parts()) for want in batch]
         return planned, [
-            functools.partial(self._fill, want.leaf, region, parts)
+            functools.partial(self._read, want.leaf, region, parts)
             for want, parts in planned
             for region in want.regions
         ]
 
-    def _fill(self, leaf: int, region: Region, parts: Parts) -> None:
-        parts[region] = self._read(leaf, region)
-
-    def _read(self, leaf: int, region: Region) -> Array:
+    def _read(self, leaf: int, region: Region, parts: Parts) -> None:
         name = self._item.name_of(leaf)
         with naming(self._checkpoint, self._item.paths[leaf]):
-            return read_region(self._item.arrays[name], region, name)
+            parts[region] = read_region(self._item.arrays[name], region, name)
 
     def jobs(self, leaf: int, shares: Sequence[Share]) -> Iterator[Job]:
         """The job that reads what the shares need, and what lies between: a chunk, often a shard, is decoded once for all."""
@@ -61,26 +56,27 @@ class OrbaxReader:
         )
 
         def job() -> None:
-            values = self._read(leaf, whole_of)
+            self._read(leaf, whole_of, parts := Parts())
             for region, view in shares:
-                take(values[(*within(region, whole_of), ...)], [(whole(view.shape), view)])
+                part = parts[whole_of][(*within(region, whole_of), ...)]
+                take(part, [(whole(view.shape), view)])
 
         yield job
 
 
 def _opener(
-    checkpoint: Checkpoint, item: OrbaxItem, context: StoreContext, zarr3: bool, ocdbt: bool | None
+    checkpoint: Checkpoint, item: OrbaxItem, zarr3: bool, ocdbt: bool | None
 ) -> Callable[[str], ForeignArray]:
     """The function that opens an array of the item by its name; ``ocdbt`` is None if no metadata say what stores it."""
-    location = _place(checkpoint, item)
+    location = checkpoint.location / item.directory
     if ocdbt is None:
         ocdbt = checkpoint.backend.size(checkpoint.path, item.file("manifest.ocdbt")) is not None
-    values = _stored_values(checkpoint, item, ocdbt, context)
-    context()  # made here, on one thread
+    values = _stored_values(checkpoint, item, ocdbt)
+    checkpoint.context()  # made here, on one thread
     return functools.partial(
         open_array,
         location,
-        context=context,
+        context=checkpoint.context,
         zarr3=zarr3,
         ocdbt=ocdbt,
         limit_bytes=most_chunk_bytes(values.total_bytes),
@@ -88,15 +84,9 @@ def _opener(
     )
 
 
-def _place(checkpoint: Checkpoint, item: OrbaxItem) -> Location:
-    return checkpoint.location / item.directory if item.directory else checkpoint.location
-
-
-def _stored_values(
-    checkpoint: Checkpoint, item: OrbaxItem, ocdbt: bool, context: StoreContext
-) -> Values:
+def _stored_values(checkpoint: Checkpoint, item: OrbaxItem, ocdbt: bool) -> Values:
     """Sizes of the stored metadata and chunks, checked to be possible: TensorStore allocates whatever the metadata claims."""
-    location = _place(checkpoint, item)
+    location = checkpoint.location / item.directory
     files = checkpoint.backend.files(location.path)
     for name, size in files.items():
         odd = "" if size >= 0 else "is no regular file, or a link that leads nowhere"
@@ -106,28 +96,28 @@ def _stored_values(
             raise CheckpointCorrupt(f"{location.path}: {name} {odd}", file=item.file(name))
     if not ocdbt:
         return Values(files.items())
-    index = read_index(location, context)
+    index = read_index(location, checkpoint.context)
     return Values((key, size_bytes) for key, (_, _, size_bytes, _) in index.items())
 
 
 _SCALAR_KINDS = {"i": "int", "u": "int", "f": "float", "b": "bool", "c": "complex"}
 
 
-def with_specs(checkpoint: Checkpoint, item: OrbaxItem, context: StoreContext) -> OrbaxItem:
+def with_specs(checkpoint: Checkpoint, item: OrbaxItem) -> OrbaxItem:
     """The item with its arrays, opened in 8 threads, and the spec of every leaf: only an opened array tells dtype and shape."""
     tree = item.tree
     if tree is None or item.specs:
         return item
     arrays, impls = dict[str, ForeignArray](), dict[str, str]()
     if paths := {leaf.name: leaf.path for leaf in tree.leaves if leaf.value_type != "string"}:
-        opened = _opener(checkpoint, item, context, tree.zarr3, tree.ocdbt)
+        opened = _opener(checkpoint, item, tree.zarr3, tree.ocdbt)
 
         def open_named(name: str) -> ForeignArray:
             with naming(checkpoint, paths[name]):
                 return opened(name)
 
         arrays |= zip(paths, run_each(open_named, list(paths), 8, "ckpt-open"), strict=True)
-    for name in checkpoint.backend.files(_place(checkpoint, item).path):
+    for name in checkpoint.backend.files((checkpoint.location / item.directory).path):
         if name.startswith("array_metadatas/"):
             data = checkpoint.backend.read(checkpoint.path, item.file(name))
             impls |= orbax_files.load_key_impls(data, item.file(name)) if data else {}
@@ -153,8 +143,8 @@ def _orbax_spec(
     return leaf_spec(kind, array.dtype, array.shape)
 
 
-def read_special(checkpoint: Checkpoint, item: OrbaxItem, context: StoreContext) -> Array:
+def read_special(checkpoint: Checkpoint, item: OrbaxItem) -> Array:
     """The array of an Orbax item that is one array or random key; its name is ``checkpoint``."""
     zarr3 = checkpoint.backend.size(checkpoint.path, item.file("checkpoint/zarr.json")) is not None
-    array = _opener(checkpoint, item, context, zarr3, None)("checkpoint")
+    array = _opener(checkpoint, item, zarr3, None)("checkpoint")
     return read_region(array, whole(array.shape), "checkpoint")

@@ -30,7 +30,7 @@ from ckpt_core._saved import (
     OrbaxItem,
     SavedItem,
 )
-from ckpt_core._storage import DataFiles, PastCache, StoreContext, StoreFiles, memory_bytes
+from ckpt_core._storage import DataFiles, PastCache, StoreFiles, memory_bytes
 
 _BATCH_BYTES = 128 * MIB
 _BATCH_LEAVES = 2048
@@ -45,7 +45,6 @@ def read_leaves(
     item: SavedItem,
     wants: Sequence[Want],
     options: Options,
-    context: StoreContext,
     watch: Callable[[int], None] | None = None,
 ) -> Generator[tuple[Want, Parts]]:
     """The stored arrays of every wanted leaf, in order; each is verified before it is yielded. While the caller works on one
@@ -59,7 +58,7 @@ def read_leaves(
     # past the cache nothing but the threads keeps the disk busy, and some of them wait for memory
     threads = _MOST_THREADS if past_cache else min(_MOST_THREADS, (os.cpu_count() or 1) + 2)
     with contextlib.ExitStack() as stack:
-        reader = _reader(checkpoint, item, wants, options, context, past_cache, stack)
+        reader = _reader(checkpoint, item, wants, options, past_cache, stack)
         workers: Workers | None = None
         running: list[tuple[Want, Parts]] = []
         started: list[Future[Any]] = []
@@ -99,7 +98,6 @@ def _reader(
     item: SavedItem,
     wants: Sequence[Want],
     options: Options,
-    context: StoreContext,
     past_cache: PastCache | None,
     stack: contextlib.ExitStack,
 ) -> DerivedReader | ExtentReader | HeldReader | OrbaxReader:
@@ -109,7 +107,7 @@ def _reader(
     if isinstance(item, DerivedItem):
         parts = (part for want in wants for _, row in item.recipes[want.leaf].rows for part in row)
         stored = [Want(leaf, []) for leaf in sorted({part.leaf for part in parts})]
-        reader = _reader(checkpoint, item.base, stored, options, context, past_cache, stack)
+        reader = _reader(checkpoint, item.base, stored, options, past_cache, stack)
         assert not isinstance(reader, DerivedReader | HeldReader)
         return DerivedReader(reader, item)
     if isinstance(item, OrbaxItem):
@@ -123,13 +121,13 @@ def _reader(
     if location.local:
         files = DataFiles(location, sizes_bytes, is_local_disk, past_cache)
     else:
-        files = StoreFiles(location, context)
+        files = StoreFiles(location, checkpoint.context)
     stack.enter_context(contextlib.closing(files))
     if isinstance(item, ExtentItem):
         return ExtentReader(StoredTensors(checkpoint, item, files), item.specs)
     assert isinstance(checkpoint, NativeCheckpoint)
     assert isinstance(item, NativeItem)
-    stored = StoredChunks(checkpoint, item, files, wants, options, context)
+    stored = StoredChunks(checkpoint, item, files, wants, options)
     return ExtentReader(stored, item.specs)
 
 

@@ -42,7 +42,7 @@ from ckpt_core._run.run_file import parse_run_file
 from ckpt_core._run.steps import Following, RunSteps, facts_of
 from ckpt_core._run.tiers import LocalTier, open_local
 from ckpt_core._run.unread import UnreadValues
-from ckpt_core._save import Links, RecordFields, Save, make_job, take_snapshot
+from ckpt_core._save import Links, RecordFields, Save, SaveJob, take_snapshot
 from ckpt_core._saved import Checkpoint
 
 Write = tuple[SaveSlot, Save, Callable[[], None]]
@@ -309,13 +309,13 @@ class Run:
         if changes.replaces:  # it may have another name
             path = steps.on_first("find a step", lambda: steps.path(step))
         save = Save(
-            make_job(
+            SaveJob(
                 path,
                 steps.local,
                 steps.backend,
-                steps.processes,
                 fields,
                 steps.options,
+                steps.processes,
                 overwrite=changes.replaces,
                 step=step,
                 guard=SaveGuard(self.disk, trail, request, changes, token, path),

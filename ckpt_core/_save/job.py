@@ -41,7 +41,7 @@ from ckpt_core._processes import Processes
 from ckpt_core._save.plan import TreePlan
 from ckpt_core._storage import ArrayToWrite, backend_of
 from ckpt_core._tree import FlatTree
-from ckpt_core.arguments import an, check_flags
+from ckpt_core.arguments import NotPassed, an, check_flags
 
 if TYPE_CHECKING:
     from ckpt_core._save.unchanged import Links
@@ -51,14 +51,7 @@ _ARGUMENTS = ("overwrite", "metadata", "options", "items", "metrics", "force")
 _OF_METRICS = "metrics", "json"  # name and form of an item that Orbax takes for metrics, too
 
 
-class _Nothing:
-    """Default of the argument ``state``, since None is a valid state."""
-
-    def __repr__(self) -> str:
-        return "..."  # what help() shows of the argument
-
-
-NOTHING = _Nothing()
+NOTHING = NotPassed("...")
 
 
 class Guard(Protocol):
@@ -88,7 +81,7 @@ class RecordFields:
 
 @dataclass(frozen=True)
 class SaveJob:
-    """What one save has to do."""
+    """What one save has to do. Refuses forked children."""
 
     target: str  # absolute path, or URL
     local: bool  # in a file system, not an object store
@@ -103,8 +96,18 @@ class SaveJob:
     links: Links | None = None  # what a Checkpointer remembers of its last step
     token: str | None = None  # None for a new one
     parent: tuple[int, str] | None = None  # number and token of the step that the state comes from
-    flat: bool = False  # describe the only item at the top, too; never in a local directory, where only ckpt reads
     change: Callable[[str, FlatTree], FlatTree] | None = None  # what is saved of an item's tree
+
+    def __post_init__(self) -> None:
+        HOME.is_used = True
+        if os.getpid() != HOME.pid:
+            raise forked()
+        if self.options.flat and not self.own and not (self.local and self.fields.single):
+            what = "named items" if self.local else "a bucket"
+            raise RefusedArgument(
+                f"Options(flat=True) is for one tree without a name in a directory, not for {what}: "
+                "leave it out"
+            )
 
     @functools.cached_property
     def writers(self) -> Processes:
@@ -149,36 +152,14 @@ class PreparedItem:
 def save_job(
     path: str | os.PathLike[str], fields: RecordFields, options: Options, **more: Any
 ) -> SaveJob:
-    """The job of a save by all processes; ``more`` are fields of ``SaveJob``. Refuses forked children."""
+    """The job of a save by all processes; ``more`` are fields of ``SaveJob``."""
     if type(more["overwrite"]) is not bool:
         check_flags(overwrite=more["overwrite"])
     target, local = resolve(path)
     if unfinished:  # what is begun later is committed later
         wait_for_saves(target, options.timeout_secs)
     run = _processes.this_run()
-    return make_job(target, local, backend_of(local, options), run, fields, options, **more)
-
-
-def make_job(
-    target: str,
-    local: bool,
-    backend: Backend,
-    processes: Processes,
-    fields: RecordFields,
-    options: Options,
-    **more: Any,
-) -> SaveJob:
-    """``save_job`` where it is known already what the path means, and who saves."""
-    HOME.is_used = True
-    if os.getpid() != HOME.pid:
-        raise forked()
-    if options.flat and not (local and fields.single):
-        what = "named items" if local else "a bucket"
-        raise RefusedArgument(
-            f"Options(flat=True) is for one tree without a name in a directory, not for {what}: "
-            "leave it out"
-        )
-    return SaveJob(target, local, backend, fields, options, processes, flat=options.flat, **more)
+    return SaveJob(target, local, backend_of(local, options), fields, options, run, **more)
 
 
 def collect_items(
@@ -287,7 +268,8 @@ def metadata_files(
             continue
         if item.plan is None:
             continue
-        for folder in (f"{item.folder}/", *([""] if job.flat else [])):
+        # in a local directory only ckpt reads
+        for folder in (f"{item.folder}/", *([""] if job.options.flat and not job.own else [])):
             found |= {folder + name: data for name, data in item.plan.files}
             if item.texts:
                 paths = dict(zip(item.names, item.record.paths, strict=True))

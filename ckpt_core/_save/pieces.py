@@ -116,7 +116,8 @@ class CheckpointWriter:
         check_item_name(name)
         with self._turn:
             writing = self._begun()
-            (item,) = prepare_item(name, tree, introduce({name: tree})[name], [self._job])
+            adapter = introduce({name: tree})[name]
+            (item,) = prepare_item(name, tree, adapter, [self._job], None, None, [])
             self._take(writing, item)
 
     def declare(

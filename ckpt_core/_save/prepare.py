@@ -115,9 +115,9 @@ def prepare_item(
     value: Any,
     adapter: Any,
     jobs: Sequence[SaveJob],
-    copy: Copy | None = None,
-    shared: SharedObjects | None = None,
-    live: Live | None = None,
+    copy: Copy | None,
+    shared: SharedObjects | None,
+    live: Live,
 ) -> list[PreparedItem]:
     """Prepares an item for each job, as ``take_snapshot`` does; ``shared`` notes its leaves, ``live`` its live objects."""
     try:
@@ -126,10 +126,9 @@ def prepare_item(
         if isinstance(value, Files | SavedFiles):
             return prepare_files(name, value, jobs)
         per_process = getattr(adapter, "per_process", False)
-        whole = per_process or getattr(adapter, "accepts_any_structure", False)
-        if live is not None and whole:
-            live.append((value, False))  # what is inside of it is its own
-            live = None
+        if per_process or getattr(adapter, "accepts_any_structure", False):
+            live.append((value, False))
+            live = []  # what is inside of it is its own
         if per_process:
             processes = jobs[0].processes  # each saves a state of its own
             state = adapter.get_state(value)
@@ -152,15 +151,12 @@ def _prepare_tree(
     jobs: Sequence[SaveJob],
     copy: Copy | None,
     shared: SharedObjects | None,
-    live: Live | None,
+    live: Live,
 ) -> list[PreparedItem]:
-    """Plans a pytree for each job, and takes its snapshot."""
-    found: Live = []
-    flat = flatten(value, expand=_adapters.expander(stored=True, live=found), saving=True)
+    """Plans a pytree for each job, and takes its snapshot; ``live`` gets its live objects."""
+    flat = flatten(value, expand=_adapters.expander(stored=True, live=live), saving=True)
     if jobs[0].change is not None:
         flat = jobs[0].change(name, flat)
-    if live is not None:
-        live += found
     signature, data = signature_of(flat)
     if shared is not None:
         shared.note(name, flat.leaves, signature.specs)
@@ -177,7 +173,7 @@ def _prepare_tree(
         _take_parts(plan, data, taken, copy, compares)
     options = jobs[0].options
     # on an accelerator, the transfer to the host makes a copy anyway
-    adapters = {_adapters.adapter_for(obj) for obj, _ in found}
+    adapters = {_adapters.adapter_for(obj) for obj, _ in live}
     writable = any(getattr(adapter, "arrays_are_writable", False) for adapter in adapters)
     copy_now = copy if writable and jax.default_backend() == "cpu" else None
     landing: Callable[[], None] | None = None

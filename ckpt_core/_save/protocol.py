@@ -28,7 +28,7 @@ from ckpt_core._format.part import Part
 from ckpt_core._format.record import RECORD_FILE, FileRecord, Record, dump_record, library_versions
 from ckpt_core._lazy import jax
 from ckpt_core._operation import Operation
-from ckpt_core._options import MIB, Options, checked_options
+from ckpt_core._options import DEFAULTS, MIB, Options, checked_options
 from ckpt_core._save.agree import agree_to_save, join_parts, pass_part, refuse_unseen
 from ckpt_core._save.job import (
     NOTHING,
@@ -153,9 +153,10 @@ def _prepared(
     copy: Copy | None = None,
 ) -> Save:
     """The save with the snapshot of all items, which in a file system process 0 has also begun."""
-    chosen_options, chosen = checked_options(options), collect_items(state, items, named)
+    options = DEFAULTS if options is None else checked_options(options)
+    chosen = collect_items(state, items, named)
     fields = RecordFields(state is not NOTHING, metadata)
-    save = Save(save_job(path, fields, chosen_options, overwrite=overwrite))
+    save = Save(save_job(path, fields, options, overwrite=overwrite))
     try:
         take_snapshot(chosen, [save], copy, save)
     except BaseException:
@@ -441,7 +442,7 @@ class Save:
             join_parts(self.attempt, self._passed, self.files, self._writers)
             for item in trees:
                 self._write_index(f"{item.folder}/", self._writers[item.name].rows)
-        if job.flat:  # Orbax looks there for a tree without a name
+        if job.options.flat and not job.own:  # Orbax looks there for a tree without a name
             for item in trees:
                 self._write_index("", self._writers[item.name].rows, below=f"{item.folder}/")
         record = self._record()

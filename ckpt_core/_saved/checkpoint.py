@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ from ckpt_core._format.rules import Rule
 from ckpt_core._format.untrusted import most_bytes, parse_json
 from ckpt_core._layout.chunks import chunk_count
 from ckpt_core._layout.regions import whole
-from ckpt_core._storage import ForeignArray, Location
+from ckpt_core._storage import ForeignArray, Location, StoreContext, new_context
 from ckpt_core._tree import LEAF, Node, Path, array_name, format_path
 from ckpt_core._tree.leaves import LeafSpec
 
@@ -132,6 +133,11 @@ class Checkpoint:
     metadata: Any = None
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     shared: Sequence[Sequence[tuple[str, int]]] = ()  # as in ``Record``
+
+    @functools.cached_property
+    def context(self) -> StoreContext:
+        """That of all its arrays, for TensorStore: another load opens the checkpoint anew."""
+        return new_context()
 
     def texts(self, item: SavedItem) -> Callable[[int], str]:
         """A function from a leaf's position to its text; its first call reads the item's text file."""

@@ -155,7 +155,7 @@ class Location:
     storage_options: Mapping[str, Any] | None = field(default=None, hash=False)  # of a store
 
     def __truediv__(self, name: str) -> Location:
-        return replace(self, path=f"{self.path.rstrip('/')}/{name}")
+        return replace(self, path=f"{self.path.rstrip('/')}/{name}") if name else self
 
     def spec(self) -> dict[str, Any]:
         """TensorStore's spec of the location; CheckpointError if the path is not valid UTF-8."""

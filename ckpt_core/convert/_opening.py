@@ -33,7 +33,6 @@ from ckpt_core._saved import (
     SavedItem,
     open_checkpoint,
 )
-from ckpt_core._storage import new_context
 from ckpt_core._tree import FlatTree, flatten
 from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec, leaf_spec, to_host_array
 from ckpt_core._words import in_order
@@ -262,9 +261,8 @@ def _item(opened: Checkpoint, saved: SavedItem, options: Options) -> Any:
 
 
 def _flat(opened: Checkpoint, item: SavedItem, options: Options) -> FlatTree:
-    context = new_context()
     if isinstance(item, OrbaxItem):
-        item = with_specs(opened, item, context)
+        item = with_specs(opened, item)
     specs = list(item.specs)
     if isinstance(item, ExtentItem):
         specs = [array_spec(spec.dtype, spec.shape, opened.path) for spec in specs]
@@ -272,7 +270,7 @@ def _flat(opened: Checkpoint, item: SavedItem, options: Options) -> FlatTree:
 
     def read(slots: Sequence[Slot]) -> Iterator[Array]:
         wants = [Want(slot.place, [whole(slot.spec.stored_shape)]) for slot in slots]
-        reading = read_leaves(opened, item, wants, options, context)
+        reading = read_leaves(opened, item, wants, options)
         with opened.held(), contextlib.closing(reading):
             for _, parts in reading:
                 (array,) = parts.values()

@@ -22,7 +22,6 @@ from ckpt_core._layout.regions import whole
 from ckpt_core._options import MIB, Options, checked_options
 from ckpt_core._read import Array, Want, read_leaves, with_specs
 from ckpt_core._saved import Checkpoint, OrbaxItem, SavedItem, open_checkpoint
-from ckpt_core._storage import new_context
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.leaves import LeafSpec, as_logical, dtype_from_name
 from ckpt_core._tree.match import positions_of
@@ -65,10 +64,9 @@ def exported(
     """The tensors of a checkpoint, those of large elements first, so that each is aligned; and each with its values."""
     options = checked_options(options)
     opened = open_checkpoint(checkpoint, options)
-    context = new_context()
     saved = _item_of(opened, item)
     if isinstance(saved, OrbaxItem):
-        saved = with_specs(opened, saved, context)
+        saved = with_specs(opened, saved)
     named, leaves = _with_all_names(saved.paths)
     specs = [saved.specs[n] for n in leaves]
     written = _chosen(opened.path, saved.name, named, specs, read_again(only), read_again(exclude))
@@ -80,7 +78,7 @@ def exported(
     alike = itertools.groupby(plan, operator.attrgetter("leaves", "index"))
     groups = [(leaves, index, list(made)) for (leaves, index), made in alike]
     wants = [_want(saved, positions[leaf], index) for leaves, index, _ in groups for leaf in leaves]
-    read = read_leaves(opened, saved, wants, options, context)
+    read = read_leaves(opened, saved, wants, options)
 
     def arrays() -> Arrays:
         for leaves, index, made in groups:  # what several tensors in a row are made of is read once

@@ -18,7 +18,7 @@ from ckpt_core._read import extents
 from ckpt_core._read.pipeline import read_leaves
 from ckpt_core._read.wants import Want
 from ckpt_core._saved.opening import open_checkpoint
-from ckpt_core._storage import files, new_context
+from ckpt_core._storage import files
 from ckpt_core.testing import assert_same
 from tests.support import seams
 from tests.support.units import KIB, MIB
@@ -54,7 +54,7 @@ def read_region(path: Path, region: Region, **options: Any) -> np.ndarray[Any, A
     opened = open_checkpoint(path)
     (item,) = opened.items.values()
     wants = [Want(0, [region])]
-    ((_, parts),) = read_leaves(opened, item, wants, Options(**options), new_context())
+    ((_, parts),) = read_leaves(opened, item, wants, Options(**options))
     return parts[region]
 
 
@@ -177,7 +177,7 @@ def test_a_leaf_that_another_process_reads_is_not_read(tmp_path, counted, size):
     opened = open_checkpoint(tmp_path / "a")
     (item,) = opened.items.values()
     wants = [Want(0, [((0, size),)]), Want(1, [])]
-    found = list(read_leaves(opened, item, wants, Options(), new_context()))
+    found = list(read_leaves(opened, item, wants, Options()))
     assert [list(parts) for _, parts in found] == [[((0, size),)], []]
     assert sum(counted) == 8 * size
 
@@ -191,7 +191,7 @@ def test_a_small_array_is_read_once_for_all_its_regions(tmp_path, counted, parts
     step = 64 // parts
     regions: list[Region] = [((start, start + step),) for start in range(0, 64, step)]
     wants = [Want(leaf, regions, dtype=np.dtype(np.float32)) for leaf in range(3)]
-    for _, found in read_leaves(opened, item, wants, Options(), new_context()):
+    for _, found in read_leaves(opened, item, wants, Options()):
         np.testing.assert_array_equal(np.concatenate([*found.values()]), np.arange(64.0))
     assert len(counted) == 1
 

@@ -26,7 +26,7 @@ from ckpt_core._read.pipeline import read_leaves
 from ckpt_core._read.wants import PIECE_BYTES, ReadsOf, Want, fill
 from ckpt_core._saved import foreign
 from ckpt_core._saved.opening import open_checkpoint
-from ckpt_core._storage import Location, backend_of, new_context
+from ckpt_core._storage import Location, backend_of
 from ckpt_core._tree.leaves import dtype_from_name
 from ckpt_core.cli._change import copy_checkpoint
 from tests.support.same_bits import bits
@@ -386,7 +386,7 @@ def read(path: Path, name: str, regions: list[Region], counted: list[int]) -> li
     counted.clear()
     item = opened.items["state"]
     wants = [Want(item.paths.index((name,)), regions)]
-    ((_, parts),) = read_leaves(opened, item, wants, Options(), new_context())
+    ((_, parts),) = read_leaves(opened, item, wants, Options())
     return [parts[region] for region in regions]
 
 
