@@ -160,21 +160,13 @@ def _restore(
     *,
     by_number: bool,
 ) -> RestoredStep:
-    local, steps, local_first = run.local, run.steps, False
-    if local is not None and step in local.complete:
+    """Restores a step, and notes where the run stands then."""
 
-        def counts() -> bool:  # unless the persistent copy is a newer save
-            return not local.is_older(step, steps.look().token(step))
+    def read(opening: _load.Opening) -> RestoredStep:
+        return _load.restore_checkpoint(opening, targets, request, step)
 
-        local_first = steps.on_first(f"find step {step}", counts)
     try:
-        restored, token = _from_tiers(
-            run,
-            step,
-            local_first,
-            lambda opening: _load.restore_checkpoint(opening, targets, request, step),
-            by_number=by_number,
-        )
+        restored, token = _from_tiers(run, step, read, by_number=by_number)
     except BaseException as error:
         if isinstance(error, CheckpointCorrupt):
             run.links.forget()
@@ -185,20 +177,22 @@ def _restore(
     return restored
 
 
-def _from_tiers(
-    run: Run, step: int, local_first: bool, read: Reads, *, by_number: bool
-) -> tuple[RestoredStep, str]:
+def _from_tiers(run: Run, step: int, read: Reads, *, by_number: bool) -> tuple[RestoredStep, str]:
     """What ``read`` makes of a step in the tier that counts, else in the other; also gives the token of the save.
     CheckpointCorrupt: every copy is damaged; CheckpointError: only the local directories have it, and not for these
     shardings; OSError: this process could not read it, which is no damage.
     """
     local, steps, alone = run.local, run.steps, run.steps.processes.count == 1
-    failed: CheckpointError | OSError | None = None
-    if local is not None and local_first:
-        found = local.restore(step, read)
-        if isinstance(found, RestoredStep):
-            return found, local.complete[step]
-        failed = found
+    failed: RestoredStep | CheckpointError | OSError | None = None
+    if local is not None and step in local.complete:
+
+        def counts() -> bool:  # unless the persistent copy is a newer save
+            return not local.is_older(step, steps.look().token(step))
+
+        if steps.on_first(f"find step {step}", counts):
+            failed = local.restore(step, read)
+            if isinstance(failed, RestoredStep):
+                return failed, local.complete[step]
     opened = list[tuple[Checkpoint, str]]()
 
     def opening() -> Checkpoint:
