@@ -49,12 +49,8 @@ def restore_latest(
     """
     _begin(run)
     directory, local, alone = run.steps.directory, run.local, run.steps.processes.count == 1
-
-    def list_steps() -> list[int]:
-        return run.steps.on_first("go through the steps", lambda: _candidates(run))
-
     for look in range(_LOOKS):
-        steps, misfit, stray = list_steps(), None, None
+        steps, misfit, stray = _candidates(run), None, None
         newer = local.newer_of_another_number(max(steps, default=-1)) if local else ""
         if newer and strict_latest:
             raise CheckpointError(newer)
@@ -81,7 +77,7 @@ def restore_latest(
                         raise
                     # as all processes take it: where they failed for different reasons, they must not go different ways
                     if counts_as(error, CheckpointNotFound, alone):
-                        listed = list_steps()
+                        listed = _candidates(run)
                         if step in listed:
                             raise
                         logger.info("%s: step %d was deleted meanwhile", directory, step)
@@ -114,18 +110,22 @@ def restore_latest(
 
 def _candidates(run: Run) -> list[int]:
     """The steps that a restore of the newest one tries, ascending; raises where it may not fall back to these."""
-    steps, local, listing = run.steps, run.local_steps(), run.steps.look()
-    if run.local is None and listing.run.name and steps.local and not steps.read_only:
-        logger.warning(
-            "%s: this run had local directories, which may hold newer steps: pass local_directory= again, or they "
-            "count no more after the next save",
-            steps.directory,
-        )
-    found = sorted({*listing.committed(), *local})
-    if run.local is not None:
-        run.local.refuse_older(max(found, default=-1))
-        run.local.refuse_lost_run(run.latest)
-    return found
+
+    def find() -> list[int]:
+        steps, local, listing = run.steps, run.local_steps(), run.steps.look()
+        if run.local is None and listing.run.name and steps.local and not steps.read_only:
+            logger.warning(
+                "%s: this run had local directories, which may hold newer steps: pass local_directory= again, or they "
+                "count no more after the next save",
+                steps.directory,
+            )
+        found = sorted({*listing.committed(), *local})
+        if run.local is not None:
+            run.local.refuse_older(max(found, default=-1))
+            run.local.refuse_lost_run(run.latest)
+        return found
+
+    return run.steps.on_first("go through the steps", find)
 
 
 def restore(
