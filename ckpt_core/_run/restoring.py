@@ -50,12 +50,8 @@ def restore_latest(
     _load.refuse_no_targets(targets)
     _begin(run)
     directory, local, alone = run.steps.directory, run.local, run.steps.processes.count == 1
-
-    def list_steps() -> list[int]:
-        return run.steps.on_first("go through the steps", lambda: _candidates(run))
-
     for look in range(_LOOKS):
-        steps, misfit, stray = list_steps(), None, None
+        steps, misfit, stray = _candidates(run), None, None
         newer = local.newer_of_another_number(max(steps, default=-1)) if local else ""
         if newer and strict_latest:
             raise CheckpointError(newer)
@@ -82,7 +78,7 @@ def restore_latest(
                         raise
                     # as all processes take it: where they failed for different reasons, they must not go different ways
                     if counts_as(error, CheckpointNotFound, alone):
-                        listed = list_steps()
+                        listed = _candidates(run)
                         if step in listed:
                             raise
                         logger.info("%s: step %d was deleted meanwhile", directory, step)
@@ -115,18 +111,22 @@ def restore_latest(
 
 def _candidates(run: Run) -> list[int]:
     """The steps that a restore of the newest one tries, ascending; raises where it may not fall back to these."""
-    steps, local, listing = run.steps, run.local_steps(), run.steps.look()
-    if run.local is None and listing.run.name and steps.local and not steps.read_only:
-        logger.warning(
-            "%s: this run had local directories, which may hold newer steps: pass local_directory= again, or they "
-            "count no more after the next save",
-            steps.directory,
-        )
-    found = sorted({*listing.committed(), *local})
-    if run.local is not None:
-        run.local.refuse_older(max(found, default=-1))
-        run.local.refuse_lost_run(run.latest)
-    return found
+
+    def find() -> list[int]:
+        steps, local, listing = run.steps, run.local_steps(), run.steps.look()
+        if run.local is None and listing.run.name and steps.local and not steps.read_only:
+            logger.warning(
+                "%s: this run had local directories, which may hold newer steps: pass local_directory= again, or they "
+                "count no more after the next save",
+                steps.directory,
+            )
+        found = sorted({*listing.committed(), *local})
+        if run.local is not None:
+            run.local.refuse_older(max(found, default=-1))
+            run.local.refuse_lost_run(run.latest)
+        return found
+
+    return run.steps.on_first("go through the steps", find)
 
 
 def restore(
@@ -161,21 +161,13 @@ def _restore(
     *,
     by_number: bool,
 ) -> RestoredStep:
-    local, steps, local_first = run.local, run.steps, False
-    if local is not None and step in local.complete:
+    """Restores a step, and notes where the run stands then."""
 
-        def counts() -> bool:  # unless the persistent copy is a newer save
-            return not local.is_older(step, steps.look().token(step))
+    def read(opening: _load.Opening) -> RestoredStep:
+        return _load.restore_checkpoint(opening, targets, request, step)
 
-        local_first = steps.on_first(f"find step {step}", counts)
     try:
-        restored, token = _from_tiers(
-            run,
-            step,
-            local_first,
-            lambda opening: _load.restore_checkpoint(opening, targets, request, step),
-            by_number=by_number,
-        )
+        restored, token = _from_tiers(run, step, read, by_number=by_number)
     except BaseException as error:
         if isinstance(error, CheckpointCorrupt):
             run.links.forget()
@@ -186,20 +178,22 @@ def _restore(
     return restored
 
 
-def _from_tiers(
-    run: Run, step: int, local_first: bool, read: Reads, *, by_number: bool
-) -> tuple[RestoredStep, str]:
+def _from_tiers(run: Run, step: int, read: Reads, *, by_number: bool) -> tuple[RestoredStep, str]:
     """What ``read`` makes of a step in the tier that counts, else in the other; also gives the token of the save.
     CheckpointCorrupt: every copy is damaged; CheckpointError: only the local directories have it, and not for these
     shardings; OSError: this process could not read it, which is no damage.
     """
     local, steps, alone = run.local, run.steps, run.steps.processes.count == 1
-    failed: CheckpointError | OSError | None = None
-    if local is not None and local_first:
-        found = local.restore(step, read)
-        if isinstance(found, RestoredStep):
-            return found, local.complete[step]
-        failed = found
+    failed: RestoredStep | CheckpointError | OSError | None = None
+    if local is not None and step in local.complete:
+
+        def counts() -> bool:  # unless the persistent copy is a newer save
+            return not local.is_older(step, steps.look().token(step))
+
+        if steps.on_first(f"find step {step}", counts):
+            failed = local.restore(step, read)
+            if isinstance(failed, RestoredStep):
+                return failed, local.complete[step]
     opened = list[tuple[Checkpoint, str]]()
 
     def opening() -> Checkpoint:

@@ -402,14 +402,12 @@ class LocalTier:
                     verdict = self._agree_after(step, error, state)
                     if verdict == "raise":
                         raise
-                    if verdict == "unread" and unread is None:
-                        unread = error
+                    unread = unread or (error if verdict == "unread" else None)
                     if verdict in ("mend", "unread") and fetches:
                         fetches = False
                         self.look()  # without the parts that are of no use
                         if token is not None and self.complete.get(step) == token:
                             continue
-                    fits = self._alone or verdict != "other"
                     logger.warning(
                         "step %d is not restored from local directories: %s", step, error
                     )
@@ -422,6 +420,7 @@ class LocalTier:
                             self.look()  # it is there as before
                     else:
                         self.complete.pop(step, None)
+                        fits = self._alone or verdict != "other"
                         made = damage_of if fits else misfit_of
                         found = made(self.directory, step, error)
                         kind = type(found).__name__
