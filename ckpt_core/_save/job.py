@@ -222,7 +222,7 @@ def metrics_of(metrics: Mapping[str, float] | None, items: Mapping[str, object])
         )
     numbers: dict[str, Any] = {}
     for name, value in metrics.items():
-        array = value if hasattr(value, "sharding") else np.asarray(value)
+        array: Any = value if hasattr(value, "sharding") else np.asarray(value)
         kind = getattr(array.dtype, "kind", None)  # None: of random keys
         is_real = kind in {*"fiub"}
         if kind == "V":  # those that jax adds, such as bfloat16
