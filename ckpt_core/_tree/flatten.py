@@ -335,7 +335,8 @@ class _Walk:
         _refuse_unset(value, where)
         if self._saving:
             _refuse_more_than_fields(value, names, where)
-        cls, make = type(value), None
+        make: Callable[[list[Any]], Any] | None = None
+        cls = type(value)
         if self._keep:
             beyond = dict(_beyond(value, names))
             make = lambda new: filled(cls, {**dict(zip(names, new, strict=True)), **beyond})  # noqa: E731
