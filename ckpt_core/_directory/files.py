@@ -16,9 +16,8 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from ckpt_core._directory.paths import refuse_lost_link
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, name_file, naming_file
-from ckpt_core._platform import FOLDER, MACOS, READ, WINDOWS
+from ckpt_core._platform import MACOS, READ, WINDOWS
 
 _LEAST_BYTES = 4095
 _PIECE_BYTES = 4 * 1024 * 1024
@@ -87,48 +86,11 @@ sync_file: Callable[[int], object] = _sync_the_drive if MACOS else lambda number
 """Makes the content of an open file or directory last through a power cut."""
 
 
-def make_directories(path: str, durable: bool) -> list[str]:
-    """Creates ``path`` and its missing parents; returns the created ones, deepest first."""
-    missing: list[str] = []
-    current = path
-    while not os.path.isdir(current):
-        missing.append(current)
-        current = os.path.dirname(current)
-    try:
-        for directory in reversed(missing):
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(directory)
-            if kind_at(directory) != "directory":
-                refuse_lost_link(directory)
-                refuse_file(directory)
-            if durable:
-                sync_directory(os.path.dirname(directory))
-    except OSError:
-        remove_empty(missing)
-        raise
-    return missing
-
-
 def remove_empty(directories: Iterable[str]) -> None:
     """Removes those directories that are there and empty."""
     for directory in directories:
         with contextlib.suppress(OSError):
             os.rmdir(directory)
-
-
-def sync_directory(path: str, *, durable: bool = False) -> None:
-    """Fsyncs a directory. Some network file systems cannot, with EINVAL, which only a ``durable`` checkpoint raises."""
-    descriptor = os.open(path, FOLDER)
-    try:
-        sync_file(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        if durable:
-            what = "directories cannot be synced here, so that a power cut could lose a checkpoint: save with Options(durable=False)"
-            raise OSError(errno.EINVAL, what, path) from error
-    finally:
-        os.close(descriptor)
 
 
 def cannot_write(path: str) -> CheckpointError:

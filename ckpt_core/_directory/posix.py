@@ -16,11 +16,11 @@ from typing import Any
 
 from ckpt_core._directory import files, hidden_names, owner
 from ckpt_core._directory.hidden_names import KEPT, REPLACED, TEMPORARY
-from ckpt_core._directory.paths import SIGNS, Look, already_there, refuse_path
+from ckpt_core._directory.paths import SIGNS, Look, already_there, refuse_lost_link, refuse_path
 from ckpt_core._errors import VISIBLE, name_file
 from ckpt_core._format.record import FileRecord
 from ckpt_core._format.untrusted import most_bytes
-from ckpt_core._platform import WINDOWS
+from ckpt_core._platform import FOLDER, WINDOWS
 
 _BUFFER_BYTES = 256 * 1024
 _ABORT_TRIES = 100
@@ -47,7 +47,7 @@ class PosixBackend:
         if aside is not None:  # a replacement was interrupted between its two renames
             os.rename(aside, path)
         hidden_names.refuse_occupied(path, overwrite=overwrite)
-        created = files.make_directories(parent, durable)
+        created = make_directories(parent, durable)
         attempt = LocalAttempt(path, temporary, overwrite, durable, created)
         try:
             if beside:
@@ -74,7 +74,7 @@ class PosixBackend:
     def put(self, path: str, name: str, data: bytes) -> None:
         """Atomically writes or replaces a small file next to the checkpoints."""
         self._put_held(path, name, data).close()
-        files.sync_directory(path)
+        sync_directory(path)
 
     def claim(self, path: str, name: str, data: bytes) -> owner.Claim:
         """Writes a file and keeps it locked until the claim is closed or the process ends; a store has no locks."""
@@ -100,7 +100,7 @@ class PosixBackend:
         if WINDOWS:
             raise files.cannot_write(path)
         # Durable, because a later save syncs only the directories that it creates itself.
-        files.make_directories(path, durable=True)
+        make_directories(path, durable=True)
         temporary = hidden_names.make(TEMPORARY, path, name)
         try:
             # O_RDWR: NFS wants the file open for reading for a shared lock.
@@ -136,11 +136,17 @@ class PosixBackend:
         file = os.path.join(path, name)
         if self.exists(file):
             files.remove(file)
-            files.sync_directory(path)
+            sync_directory(path)
 
     def exists(self, path: str) -> bool:
         """Whether there is anything at ``path``."""
-        return files.kind_at(path, follow=False) != ""
+        try:
+            os.lstat(path)
+        except OSError as error:
+            if error.errno in files.ABSENT:
+                return False
+            raise
+        return True
 
     def children(self, path: str) -> list[str]:
         """The ``children`` of a ``look``."""
@@ -212,7 +218,7 @@ class PosixBackend:
                 old = [f"{parent}/{one.entry}" for one in beside if one.kind != TEMPORARY]
                 old = [path for path in old if path != standing]
                 if old:
-                    files.sync_directory(parent)
+                    sync_directory(parent)
                     hidden_names.discard(old)
                 os.rename(standing, gone)
             if trash is None:
@@ -236,7 +242,7 @@ class PosixBackend:
         entries = hidden_names.removable(path)
         with contextlib.suppress(OSError):
             if entries:
-                files.sync_directory(path)
+                sync_directory(path)
                 hidden_names.discard(os.path.join(path, entry) for entry in entries)
                 return entries
         return []
@@ -317,11 +323,11 @@ class LocalAttempt(contextlib.AbstractContextManager["LocalAttempt"]):
         if self.durable:
             for directory, _, _ in os.walk(self.path, topdown=False, onerror=files.unless_absent):
                 if directory != self.path:
-                    files.sync_directory(directory, durable=True)
+                    sync_directory(directory, durable=True)
         # The record comes last: a directory without it is not a checkpoint.
         self.write(record_name, record)
         if self.durable:
-            files.sync_directory(self.path, durable=True)
+            sync_directory(self.path, durable=True)
 
     def commit(self) -> None:
         """Makes the durable checkpoint visible to readers, and then deletes the one that it replaces. An error after it
@@ -331,7 +337,7 @@ class LocalAttempt(contextlib.AbstractContextManager["LocalAttempt"]):
         try:
             self._put_in_place()
             if self.durable:
-                files.sync_directory(os.path.dirname(self.target))
+                sync_directory(os.path.dirname(self.target))
         except BaseException as error:
             if not self._is_at(self.target, unknown=True):
                 raise  # not visible: the caller aborts
@@ -359,7 +365,7 @@ class LocalAttempt(contextlib.AbstractContextManager["LocalAttempt"]):
             return
         parent, name = os.path.split(self.target)
         if self.superseded:  # between the two renames, only one old checkpoint may be found
-            files.sync_directory(parent)
+            sync_directory(parent)
             hidden_names.discard(self.superseded)
         aside = self.replaced = hidden_names.make(REPLACED, parent, name)
         try:
@@ -413,7 +419,7 @@ def _clean_named(parent: str, beside: list[hidden_names.Hidden]) -> list[str]:
     if dead:
         with contextlib.suppress(OSError):
             # first: one of them may be a checkpoint that was replaced by a rename that is not durable yet
-            files.sync_directory(parent)
+            sync_directory(parent)
             hidden_names.discard(dead)
     return [path for path in paths if path not in saves]
 
@@ -450,3 +456,40 @@ def _with_advice(error: BaseException, path: str) -> BaseException:
         return OSError(error.errno, f"{os.strerror(error.errno)}: {advice}", path)
     error.add_note(advice)
     return error
+
+
+def make_directories(path: str, durable: bool) -> list[str]:
+    """Creates ``path`` and its missing parents; returns the created ones, deepest first."""
+    missing: list[str] = []
+    current = path
+    while not os.path.isdir(current):
+        missing.append(current)
+        current = os.path.dirname(current)
+    try:
+        for directory in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory)
+            if files.kind_at(directory) != "directory":
+                refuse_lost_link(directory)
+                files.refuse_file(directory)
+            if durable:
+                sync_directory(os.path.dirname(directory))
+    except OSError:
+        files.remove_empty(missing)
+        raise
+    return missing
+
+
+def sync_directory(path: str, *, durable: bool = False) -> None:
+    """Fsyncs a directory. Some network file systems cannot, with EINVAL, which only a ``durable`` checkpoint raises."""
+    descriptor = os.open(path, FOLDER)
+    try:
+        files.sync_file(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        if durable:
+            what = "directories cannot be synced here, so that a power cut could lose a checkpoint: save with Options(durable=False)"
+            raise OSError(errno.EINVAL, what, path) from error
+    finally:
+        os.close(descriptor)
