@@ -208,7 +208,7 @@ class Publisher(Side):
         guard = AnchorGuard(functools.partial(self._claim, target), self._refuse_if_taken_over)
         job = SaveJob(
             *(target, self._local, self._backend, fields, self._options, self._processes),
-            **{"overwrite": True, "step": number, "change": change, "guard": guard},
+            **dict[str, Any](overwrite=True, step=number, change=change, guard=guard),
         )
         together, save = self._round("publish"), Save(job, call="publish an anchor")
         take_snapshot(chosen, [save], np.copy)
