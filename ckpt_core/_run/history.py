@@ -41,14 +41,9 @@ class Trail:
     uncertain: frozenset[int] = frozenset()
     # Steps that could not be restored, until they are saved again or restored after all.
     damaged: frozenset[int] = frozenset()
-    # With it the tokens of its saves begin; empty until it has begun to save from where it stands.
+    # The token of a save is this and its number; empty until it has begun to save from where it stands.
     lineage: str = ""
     saves: int = 0  # of the lineage
-
-    @property
-    def token(self) -> str:
-        """Of its last save."""
-        return f"{self.lineage}{self.saves:016x}"
 
     @property
     def own(self) -> frozenset[int]:

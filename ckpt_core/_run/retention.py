@@ -70,9 +70,10 @@ class Disk:
         run = listing.run
         if lineage and run.name:
             run = run.branch(lineage, history.lineage_bound(changes, request.step, trail))
-        retired, damaged = (RETIRED, DAMAGED) if self.steps.local else (None, None)
-        removals = self.removals_of(changes.retire, listing, retired)
-        removals += self.removals_of(changes.set_aside, listing, damaged)
+        removals: list[Removal] = []
+        for steps, into in ((changes.retire, RETIRED), (changes.set_aside, DAMAGED)):
+            if steps:
+                removals += self.removals_of(steps, listing, into if self.steps.local else None)
         if removals or lineage:
             self.lease.check()
         if removals or run != listing.run:

@@ -142,7 +142,11 @@ class Run:
         wait_and_raise(to_wait_for)
         request = SaveRequest(step, overwrite, force, not self.listed)
         changes = self._change_steps(request, replaces_local)
-        self._start(items, fields, request, changes, persists or changes.persistent_first)
+        persists = persists or changes.persistent_first
+        # a local save may begin while a persistent one still reads its buffers
+        staging = self._stagings[-1 if persists else 0]
+        release = staging.lend((self.local is not None) + persists)
+        self._start(items, fields, request, changes, persists, staging, release)
         return True
 
     def _wants_persistent(self, step: int) -> bool:
@@ -218,16 +222,16 @@ class Run:
         request: SaveRequest,
         changes: Changes,
         persists: bool,
+        staging: Staging,
+        release: Callable[[], None],
     ) -> None:
         """Takes the snapshot and starts to write it to each tier; if synchronous, blocks until committed."""
-        self.trail = replace(self.trail, saves=self.trail.saves + 1)
-        identity, tier = Identity(request.step, self.trail.token), self.local
+        self.trail = trail = replace(self.trail, saves=self.trail.saves + 1)
+        identity = Identity(request.step, f"{trail.lineage}{trail.saves:016x}")
+        tier = self.local
         if changes.detached:
             # it has left nothing: the next save looks at the steps again
             self.trail = replace(self.trail, lineage="")
-        # a local save may begin while a persistent one still reads its buffers
-        staging = self._stagings[-1 if persists else 0]
-        release = staging.lend((tier is not None) + persists)
         persistent: Save | None = None
         writes: list[Write] = []
         if tier is not None:

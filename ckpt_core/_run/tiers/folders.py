@@ -215,9 +215,10 @@ class Folders:
 
     def _beside(self) -> list[tuple[str, bool]]:
         """The folders of other processes, and of each whether another number of them left it; those of this number first."""
-        names = sorted(filter(FOLDER.fullmatch, self.backend.children(self.root)))
-        found = [(f"{self.root}/{name}", _numbers(name)[1] != self._count) for name in names]
-        return sorted((one for one in found if one[0] != self.path), key=lambda one: one[1])
+        mine, names = os.path.basename(self.path), self.backend.children(self.root)
+        others = sorted(name for name in names if FOLDER.fullmatch(name) and name != mine)
+        found = [(f"{self.root}/{name}", _numbers(name)[1] != self._count) for name in others]
+        return sorted(found, key=lambda one: one[1])
 
     def _steps_in(self, folder: str) -> list[Steps]:
         """The parts in a folder, and the copies that it has of others."""
