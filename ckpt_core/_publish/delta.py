@@ -1,7 +1,8 @@
 """What changed between two values of an array, bit by bit: found, packed, and put in place. Pure.
 
-An array is seen as its *cells*: unsigned integers of one, two or four bytes, flat and in C order. The data of a change lists
-cells: for each the number of cells that were skipped before it, a byte, and then what to xor it with, byte plane by byte plane.
+An array is seen as its *cells*: unsigned integers of one, two or four bytes, flat and in C order. The data of a change has a byte
+that says how it lists cells: 0 for a byte with the number of skipped cells before each, 1 for a bit of each cell of the array.
+That list is next, and then what to xor the listed cells with, byte plane by byte plane.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ckpt_core._layout.regions import Region
 
 Array = np.ndarray[Any, Any]
 _STRIDE = 256
-"""Every so many cells one is listed even if it is equal, so that a byte holds the number of skipped ones."""
+"""One of so many cells is listed even if it is equal, so that a byte holds the number of skipped ones."""
 
 
 class Change(NamedTuple):
@@ -43,18 +44,27 @@ def difference(before: Array, after: Array) -> bytes:
     listed = bits != 0
     if not listed.any():
         return b""
-    listed[_STRIDE - 1 :: _STRIDE] = True
-    at = np.flatnonzero(listed)
-    skipped = np.diff(at, prepend=-1) - 1
-    planes = bits[at].view(np.uint8).reshape(-1, bits.itemsize).T
-    return np.vstack([skipped.astype(np.uint8), planes]).tobytes()
+    is_dense = 8 * int(np.count_nonzero(listed)) > listed.size
+    if is_dense:
+        where, changed = np.packbits(listed), bits[listed]
+    else:
+        listed[_STRIDE - 1 :: _STRIDE] = True
+        at = np.flatnonzero(listed)
+        where, changed = (np.diff(at, prepend=-1) - 1).astype(np.uint8), bits[at]
+    planes = changed.view(np.uint8).reshape(-1, bits.itemsize).T
+    return b"".join((bytes([is_dense]), where.tobytes(), planes.tobytes()))
 
 
 def apply(data: Array, found: Array) -> None:
     """Changes cells. Data that no ``difference`` gives raises ValueError or IndexError, or makes values of another CRC."""
-    rows = data.reshape(1 + found.itemsize, -1)
-    at = np.cumsum(rows[0], dtype=np.int64) + np.arange(rows.shape[1])
-    bits = np.ascontiguousarray(rows[1:].T)
+    if data[0]:
+        bitmap, planes = np.split(data[1:], [-(-found.size // 8)])
+        at = np.flatnonzero(np.unpackbits(bitmap, count=found.size).view(bool))
+        planes = planes.reshape(found.itemsize, -1)
+    else:
+        skipped, *planes = data[1:].reshape(1 + found.itemsize, -1)
+        at = np.cumsum(skipped, dtype=np.int64) + np.arange(skipped.size)
+    bits = np.ascontiguousarray(np.transpose(planes))
     found[at] ^= bits.view(found.dtype).reshape(-1)
 
 

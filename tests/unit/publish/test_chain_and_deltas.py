@@ -112,12 +112,14 @@ def test_what_changed_comes_back(kind, shape, region, share):
     assert difference(after, after) == b""
 
 
-def test_parts_that_lie_are_refused():
-    old, new, _ = changed("uint16", (901,), ((0, 901),), 0.2)
+@pytest.mark.parametrize("share", [0.05, 0.2])
+def test_parts_that_lie_are_refused(share):
+    old, new, _ = changed("uint16", (901,), ((0, 901),), share)
     before, after = cells(old), cells(new)
-    data = np.frombuffer(difference(before, after), np.uint8)
-    lies = data[:-1], data[:-3], data[:51], data[:0], data[1:], np.full(2_001, 255, np.uint8)
-    for lie in lies:
+    data, ones = np.frombuffer(difference(before, after), np.uint8), np.full(2_001, 255, np.uint8)
+    assert data[0] == (share > 1 / 8)
+    beyond = np.append(data[:1], ones)
+    for lie in (data[:-1], data[:-2], data[:-3], data[:52], data[:0], data[1:], ones, beyond):
         got = before.copy()
         try:
             apply(lie, got)
