@@ -1,29 +1,33 @@
 """Which versions are published, and the way from one to another. Pure.
 
-``.ckpt-published`` holds the chain; replacing it makes a version visible. A version is an *anchor*, a checkpoint of its own, or a
-*delta* to the version before it in the chain, one file for each process that has written it; or both.
+A version is an *anchor*, a checkpoint of its own, or a *delta* to the version before it, one file from each process; or both.
+``.ckpt-published`` holds the chain of versions; replacing that file makes a version visible.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import zlib
 from collections.abc import Collection
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ckpt_core._errors import CheckpointCorrupt
-from ckpt_core._format.untrusted import parse_json
+from ckpt_core._format.untrusted import file_name, parse_json, token_name
 from ckpt_core._options import MIB
 
 CHAIN_FILE = ".ckpt-published"
 """Name of the file in the directory: the CRC-32 of the next line, and that line, the chain as JSON."""
 MOST_BYTES = 64 * MIB
 DELTA = ".ckpt-delta-"
-_MOST_ANCHORS = 64
-"""Anchors that the file names; older ones stay in the directory, and are loaded without it."""
-_TOKEN = re.compile(r"[0-9a-f]{32}")
+"""Begins the name of each file of a delta."""
+
+
+class DeltaFile(NamedTuple):
+    """What one process has written of a delta."""
+
+    name: str
+    size_bytes: int
+    crc: int  # CRC-32
 
 
 class Version(NamedTuple):
@@ -32,23 +36,10 @@ class Version(NamedTuple):
     number: int
     token: str  # as in the record of its anchor: tells it from another one of its number
     anchor: bool
-    # Of the delta: size in bytes and CRC-32 of each process's file; None if there is none.
-    parts: tuple[tuple[int, int], ...] | None = None
-
-    @property
-    def files(self) -> list[str]:
-        """Names of the files of the delta."""
-        rows = enumerate(self.parts or ())
-        return [file_of(self.number, index, crc) for index, (_, crc) in rows]
+    delta: tuple[DeltaFile, ...] = ()  # a file of each process; empty if there is none
 
 
-def file_of(number: int, index: int, crc: int) -> str:
-    """Name of the file of process ``index`` in the delta to a version."""
-    return f"{DELTA}{number}-{index}-{crc:08x}"
-
-
-@dataclass(frozen=True)
-class Chain:
+class Chain(NamedTuple):
     """The content of the file."""
 
     writer: str = ""  # of the Publisher that was opened last
@@ -57,12 +48,12 @@ class Chain:
     def names(self) -> set[str]:
         """What it needs of the directory: anchors, and files of deltas."""
         anchors = {str(one.number) for one in self.versions if one.anchor}
-        return anchors.union(*(one.files for one in self.versions))
+        return anchors | {file.name for one in self.versions for file in one.delta}
 
     def wants_anchor(self, anchor_every: int) -> bool:
         """Whether the next version is an anchor even if a delta is smaller. The delta stands beside it, for those who keep up."""
-        recent = self.versions[1 - anchor_every or len(self.versions) :]
-        return not any(one.anchor for one in recent)
+        newest_first = enumerate(reversed(self.versions), 1)
+        return next((age for age, one in newest_first if one.anchor), anchor_every) >= anchor_every
 
     def published(self, version: Version, max_to_keep: int | None) -> Chain:
         """The chain after one more version, without those that it abandons, of its number and beyond, and without what nobody
@@ -70,38 +61,39 @@ class Chain:
         """
         versions = [*(one for one in self.versions if one.number < version.number), version]
         anchors = [at for at, one in enumerate(versions) if one.anchor]
-        first, kept = anchors[-2:][0], {*anchors[-max(2, max_to_keep or _MOST_ANCHORS) :]}
+        oldest, kept = anchors[-2:][0], {*anchors[-max(2, max_to_keep or len(anchors)) :]}
         found = [
             # the base of the first delta, or of one beside an older anchor, is not in the chain
-            one if at > first else one._replace(parts=None)
+            one if at > oldest else one._replace(delta=())
             for at, one in enumerate(versions)
-            if at >= first or at in kept
+            if at >= oldest or at in kept
         ]
-        return replace(self, versions=tuple(found))
+        return self._replace(versions=tuple(found))
 
     def dump(self) -> bytes:
         """The content of the file."""
-        line = json.dumps([self.writer, self.versions], separators=(",", ":")).encode()
+        line = json.dumps(self, separators=(",", ":")).encode()
         return b"%08x\n%s" % (zlib.crc32(line), line)
 
 
-def parse_chain(data: bytes | None, directory: str) -> Chain | None:
-    """The content of the file in ``directory``; None if there is none, CheckpointCorrupt if it is damaged."""
-    if not data:
-        return None
-    crc, _, line = data.partition(b"\n")
+def parse_chain(data: bytes, directory: str) -> Chain:
+    """The content of the file in ``directory``; CheckpointCorrupt if it is damaged."""
+    checksum, _, line = data.partition(b"\n")
     try:
-        if int(crc, 16) != zlib.crc32(line):
+        if int(checksum, 16) != zlib.crc32(line):
             raise ValueError("its checksum differs")
         writer, rows = parse_json(line, CHAIN_FILE)
         versions = tuple(
-            Version(int(number), token, anchor, parts and tuple((int(a), int(b)) for a, b in parts))
-            for number, token, anchor, parts in rows
+            Version(
+                int(number),
+                token_name(token),
+                anchor,
+                tuple(DeltaFile(file_name(name), int(size), int(crc)) for name, size, crc in delta),
+            )
+            for number, token, anchor, delta in rows
         )
-        if not all(_TOKEN.fullmatch(one.token) for one in versions):
-            raise ValueError("it has a token that ckpt does not give")
         return Chain(writer, versions)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise CheckpointCorrupt(
             f"{directory}/{CHAIN_FILE} is damaged ({error}), so it is not known which versions are published: the next "
             "publish writes it anew",
@@ -109,28 +101,24 @@ def parse_chain(data: bytes | None, directory: str) -> Chain | None:
         ) from error
 
 
-class Route(NamedTuple):
-    """What a follower reads to get to a newer version."""
-
-    anchor: Version | None  # None: it starts from what it holds
-    deltas: tuple[Version, ...]
-
-
-def route(chain: Chain, held: str, lost: Collection[tuple[str, bool]]) -> Route | None:
-    """The way from the version with the token ``held`` to the newest one within reach; None if that is held. Of ``lost`` versions,
-    by token, the anchor (True) or the delta is missing or damaged.
+def route(
+    chain: Chain, token: str, unreadable: Collection[tuple[str, bool]]
+) -> list[tuple[Version, bool]]:
+    """What to read, as an anchor (True) or a delta, to come from the version with a token to the newest within reach.
+    ``unreadable`` are anchors and deltas that are missing or damaged, by token.
     """
-    versions, best, reached = chain.versions, None, -1
+    versions, best = chain.versions, (-1, 0, False)
+    end = len(versions)  # behind the last version that deltas lead to
     for start, one in reversed([*enumerate(versions)]):
-        is_held = one.token == held
-        if not is_held and (not one.anchor or (one.token, True) in lost):
-            continue
-        end = start + 1
-        while (
-            end < len(versions) and versions[end].parts and (versions[end].token, False) not in lost
-        ):
-            end += 1
+        is_held = one.token == token
+        is_start = is_held or (one.anchor and (one.token, True) not in unreadable)
         # deltas from what is held are preferred to an anchor
-        if end > reached or (is_held and end == reached):
-            best, reached = Route(None if is_held else one, versions[start + 1 : end]), end
-    return best if best is not None and (best.anchor or best.deltas) else None
+        if is_start and (best[0] < 0 or (is_held and end == best[1])):
+            best = start, end, is_held
+        if not one.delta or (one.token, False) in unreadable:
+            end = start
+    start, end, is_held = best
+    if start < 0:
+        return []
+    anchor = [] if is_held else [(versions[start], True)]
+    return anchor + [(one, False) for one in versions[start + 1 : end]]

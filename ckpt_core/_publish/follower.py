@@ -8,12 +8,11 @@ import operator
 import os
 import time
 import zlib
-from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass, field, fields
+from collections.abc import MutableMapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import crc32c
-import numpy as np
 
 from ckpt_core._adapters import adapter_for
 from ckpt_core._background import run_each
@@ -33,12 +32,11 @@ from ckpt_core._load import (
 )
 from ckpt_core._operation import logger
 from ckpt_core._options import Options
-from ckpt_core._processes import Round
-from ckpt_core._publish.chain import MOST_BYTES, Chain, Version, parse_chain, route
-from ckpt_core._publish.delta import Change, apply, cells, unpack
-from ckpt_core._publish.side import PUBLISHED, Side
+from ckpt_core._publish.chain import MOST_BYTES, Chain, Version, route
+from ckpt_core._publish.delta import Array, Change, apply, cells, unpack
+from ckpt_core._publish.publisher import PUBLISHED, Endpoint
 from ckpt_core._read import Want, read_leaves
-from ckpt_core._saved import Checkpoint, HeldItem, NativeCheckpoint, NativeItem, open_in
+from ckpt_core._saved import Checkpoint, SavedItem, open_in
 from ckpt_core._tree.leaves import TEXT_KINDS
 from ckpt_core.arguments import an, seconds
 
@@ -49,55 +47,27 @@ _LOOK_SECS = 0.05
 
 
 @dataclass(frozen=True)
-class Held(Checkpoint):
+class HostCopy(Checkpoint):
     """A version in host memory, which loads and restores read like a checkpoint."""
 
-    token: str = ""
-    said: dict[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])  # texts
+    version: Version = field(kw_only=True)
 
     @property
     def attempt(self) -> str:
-        return self.token
+        return self.version.token
 
-    def texts(self, item: Any) -> Callable[[int], str]:
-        return lambda leaf: self.said[item.name, leaf]
-
-    def apply(self, change: Change, data: np.ndarray[Any, Any]) -> None:
+    def change(self, change: Change, data: Array) -> None:
         """Applies a change and verifies the result; raises one of ``_UNFIT`` if it does not fit."""
-        item = self.items[change.item]
-        assert isinstance(item, HeldItem)
-        part = item.arrays[change.leaf][(*region_slices(change.region), ...)]
+        part = self.items[change.item].in_memory[change.leaf][(*region_slices(change.region), ...)]
         new = cells(part)
         apply(data, new)
         if crc32c.crc32c(new.data) != change.crc:
             raise ValueError(f"leaf {change.leaf} of {change.item!r} gets another digest")
-        if not np.shares_memory(new, part):
+        if not part.flags.c_contiguous:
             part[...] = new.view(part.dtype).reshape(part.shape)
 
 
-def hold(opened: NativeCheckpoint, options: Options) -> Held:
-    """An anchor, read into memory and verified."""
-    items, said = dict[str, Any](), dict[tuple[str, int], str]()
-    with opened.held():
-        for name, item in opened.items.items():
-            assert isinstance(item, NativeItem)
-            arrays: list[Any] = [np.empty(0, np.uint8)] * len(item.specs)
-            wants: list[Want] = []
-            for at, spec in enumerate(item.specs):
-                if spec.kind in TEXT_KINDS:
-                    said[name, at] = opened.texts(item)(at)
-                else:
-                    wants.append(Want(at, [whole(spec.stored_shape)]))
-            found = read_leaves(opened, item, wants, options) if wants else ()
-            for want, parts in found:
-                (arrays[want.leaf],) = parts.values()
-            known = {one.name: getattr(item, one.name) for one in fields(NativeItem)}
-            items[name] = HeldItem(**known, arrays=arrays)
-    place = opened.path, opened.location, opened.backend
-    return Held(*place, items, opened.single, opened.metadata, token=opened.attempt, said=said)
-
-
-class Follower(Side):
+class Follower(Endpoint):
     """The newest version that a ``Publisher`` has published, for models that sample while it trains.
 
     The first update reads an anchor, and later ones what changed since. A follower keeps all weights in host memory, besides the
@@ -125,10 +95,13 @@ class Follower(Side):
         self, directory: str | os.PathLike[str], *, options: Options | None = None
     ) -> None:
         super().__init__(directory, options)
-        self._held: Held | None = None
-        self._version = Version(-1, "", False)  # of what is held
-        self._lost: set[tuple[str, bool]] = set()  # see ``route``
-        self._given: tuple[str, list[Any]] = "", []  # the last targets, and the token they got
+        self._copy: HostCopy | None = None
+        self._unreadable: set[tuple[str, bool]] = set()  # see ``route``
+        self._last_set: tuple[str, list[Any]] = "", []  # the targets, and the token they got
+
+    @property
+    def _token(self) -> str:
+        return self._copy.version.token if self._copy else ""
 
     def update(
         self, state: Any = None, /, *, timeout_secs: float | None = None, **items: Any
@@ -160,23 +133,24 @@ class Follower(Side):
                     "from load(like)",
                     type_name=type(target).__name__,
                 )
-        return self._update(targets, wait_secs)
+        together, deadline = self._round("follow", wait_secs), time.monotonic() + wait_secs
+        waits = self._copy is None or self._is_set(targets)
+        while True:
+            text, is_last = together.first(functools.partial(self._wait, deadline, waits))
+            with self._turn:  # a load in another thread does not wait for a newer version
+                together.all(functools.partial(self._advance, text))
+                mine = self._token, self._is_set(targets)
+                if together.decide(json.dumps(mine), _common_token):
+                    return self._set(targets)
+            if is_last:
+                return None
+            waits = True
 
-    def _update(self, targets: dict[str, Any], wait_secs: float) -> int | None:
-        together = self._round("follow", wait_secs)
-        text = together.first(functools.partial(self._wait, targets, wait_secs))
-        with self._turn:  # a load in another thread does not wait for a newer version
-            return self._advance_and_set(targets, together, text)
-
-    def _advance_and_set(self, targets: dict[str, Any], together: Round, text: str) -> int | None:
-        chain = parse_chain(text.encode(), self.directory) or Chain()
-        together.all(functools.partial(self._advance, chain))
-        mine = self._version.token, self._is_set(targets)
-        token, done = json.loads(together.decide(json.dumps(mine), _judged))
-        if self._held is None or not token or done:
-            return None
+    def _set(self, targets: dict[str, Any]) -> int:
+        """Sets the targets to the version of the copy; its number."""
+        copy = self._opened()
         if targets:
-            is_part = (self._held.metadata or {}).get(PUBLISHED) == "part"
+            is_part = (copy.metadata or {}).get(PUBLISHED) == "part"
             missing = "keep" if is_part else "error"
             request = make_request(cast=True, missing=missing, options=self._options)
             try:
@@ -186,8 +160,8 @@ class Follower(Side):
                 raise
             for name, target in targets.items():
                 _fill(target, restored[name])
-        self._given = token, [*targets.values()]
-        return self._version.number
+        self._last_set = self._token, [*targets.values()]
+        return copy.version.number
 
     def load(self, like: Any = None) -> Any:
         """A new tree of the version that this follower stands at; of the newest one if it stands at none.
@@ -199,93 +173,97 @@ class Follower(Side):
             CheckpointNotFound: nothing is published.
             StructureMismatch: ``like`` does not match what was published.
         """
-        if self._held is None:
-            self._update({}, 0.0)
+        if self._copy is None:
+            self.update()
         request = make_request(cast=like is not None, options=self._options, like=like)
         with self._turn:
             return load_checkpoint(self._opened, like, None, request)
 
-    def _opened(self) -> Held:
-        if self._held is None:
+    def _opened(self) -> HostCopy:
+        if self._copy is None:
             raise CheckpointNotFound(
                 f"{self.directory}: nothing is published there that can be read: wait with update(timeout_secs=...)"
             )
-        return self._held
+        return self._copy
 
     def _is_set(self, targets: dict[str, Any]) -> bool:
-        """Whether these very objects were set to the version that is held."""
-        token, given = self._given
-        same = len(given) == len(targets) and all(map(operator.is_, given, targets.values()))
-        return self._version.token == token and (same or not targets)
+        """Whether these very objects were set to the version of the copy."""
+        token, last = self._last_set
+        same = len(last) == len(targets) and all(map(operator.is_, last, targets.values()))
+        return self._token == token and (same or not targets)
 
-    def _wait(self, targets: dict[str, Any], wait_secs: float) -> str:
-        """On process 0: the chain as text, once it leads to a newer version, or after the wait."""
-        deadline, chain, parsed = time.monotonic() + wait_secs, Chain(), None
+    def _wait(self, deadline: float, waits: bool) -> tuple[str, bool]:
+        """On process 0: the content of the chain file, if it ``waits`` once that leads to a newer version; whether time is up."""
+        seen, chain = None, Chain()
         while True:
-            if (data := self._chain_data()) != parsed:
-                parsed = data
-                try:
-                    chain = parse_chain(data, self.directory) or Chain()
-                except CheckpointCorrupt as error:
-                    chain = Chain()
-                    logger.warning("%s", error)
-            news = route(chain, self._version.token, self._lost) is not None
+            if (data := self._read_chain()) != seen:
+                seen, chain = data, self._parse_chain(data)
             left_secs = deadline - time.monotonic()
-            if news or left_secs <= 0 or not (self._held is None or self._is_set(targets)):
-                return chain.dump().decode()
+            if not waits or left_secs <= 0 or route(chain, self._token, self._unreadable):
+                return data.decode() if data and chain.versions else "", left_secs <= 0
             time.sleep(min(left_secs, _LOOK_SECS * (1 if self._local else 10)))
 
-    def _advance(self, chain: Chain) -> None:
-        """Moves what is held to the newest version within reach."""
-        self._lost = {one for one in self._lost if one[0] in {one.token for one in chain.versions}}
-        while (way := route(chain, self._version.token, self._lost)) is not None:
-            step = way.anchor is not None
-            version = way.anchor or self._version
-            try:
-                if way.anchor is not None:
-                    self._held, self._version = self._anchor(version), version
-                for version in way.deltas:
-                    step = False
-                    self._follow(version)
-            except (CheckpointCorrupt, CheckpointNotFound) as error:
-                self._lost.add((version.token, step))
-                logger.warning("%s: version %d is left out", error, version.number)
+    def _advance(self, text: str) -> None:
+        """Moves the copy to the newest version within reach."""
+        chain = self._parse_chain(text.encode())
+        tokens = {one.token for one in chain.versions}
+        self._unreadable = {one for one in self._unreadable if one[0] in tokens}
+        while steps := route(chain, self._token, self._unreadable):
+            for version, is_anchor in steps:
+                try:
+                    self._copy = self._read_anchor(version) if is_anchor else self._follow(version)
+                except (CheckpointCorrupt, CheckpointNotFound) as error:
+                    self._unreadable.add((version.token, is_anchor))
+                    logger.warning("%s: version %d is left out", error, version.number)
+                    break
 
-    def _anchor(self, version: Version) -> Held:
-        path = f"{self.directory}/{version.number}"
-        opened = open_in(self._backend, path, self._local, self._options)
-        if not isinstance(opened, NativeCheckpoint) or opened.attempt != version.token:
+    def _read_anchor(self, version: Version) -> HostCopy:
+        """An anchor, read into memory and verified."""
+        path, items = f"{self.directory}/{version.number}", dict[str, SavedItem]()
+        anchor = open_in(self._backend, path, self._local, self._options)
+        if anchor.attempt != version.token:
             raise CheckpointNotFound(f"{path} is not the anchor that was published")
-        return hold(opened, self._options)
+        with anchor.held():
+            for name, item in anchor.items.items():
+                leaves, wants, text = dict[int, Any](), list[Want](), anchor.texts(item)
+                for leaf, spec in enumerate(item.specs):
+                    if spec.kind in TEXT_KINDS:
+                        leaves[leaf] = text(leaf)
+                    else:
+                        wants.append(Want(leaf, [whole(spec.stored_shape)]))
+                given = anchor, item, wants, self._options
+                found = read_leaves(*given) if wants else ()
+                leaves |= {want.leaf: array for want, parts in found for array in parts.values()}
+                items[name] = replace(item, in_memory=leaves)
+        place = path, anchor.location, anchor.backend
+        return HostCopy(*place, items, anchor.single, anchor.metadata, version=version)
 
-    def _follow(self, version: Version) -> None:
-        """Applies a delta to what is held. After a failure midway nothing is held."""
-        held, parts = self._opened(), list[bytes]()
-        arrays = [array for item in held.items.values() for array in getattr(item, "arrays", ())]
-        most = sum(array.nbytes for array in arrays)
-        for name, (size, crc) in zip(version.files, version.parts or (), strict=True):
-            data = self._backend.read(self.directory, name, min(size, 2 * most + MOST_BYTES))
-            if data is None or len(data) != size or zlib.crc32(data) != crc:
+    def _follow(self, version: Version) -> HostCopy:
+        """Applies a delta to the copy. After a failure midway there is none."""
+        copy, contents = self._opened(), dict[str, bytes]()
+        state_bytes = sum(spec.stored_bytes for item in copy.items.values() for spec in item.specs)
+        most_bytes = 2 * state_bytes + MOST_BYTES
+        for name, size_bytes, crc in version.delta:
+            data = self._backend.read(self.directory, name, min(size_bytes, most_bytes))
+            if data is None or (len(data), zlib.crc32(data)) != (size_bytes, crc):
                 what = "is missing" if data is None else "is damaged: its checksum differs"
                 raise CheckpointCorrupt(f"{self.directory}/{name} {what}", file=name)
-            parts.append(data)
-        self._held, self._version = None, Version(-1, "", False)
-        for name, data in zip(version.files, parts, strict=True):
-            try:
-                changes = unpack(data, name, most)
-                run_each(lambda one: held.apply(*one), changes, _THREADS, "ckpt-follow")
-            except _UNFIT as error:
-                raise CheckpointCorrupt(
-                    f"{self.directory}/{name} is no change of the version before it: {error}",
-                    file=name,
-                ) from error
-        self._held, self._version = held, version
+            contents[name] = data
+        self._copy = None
+        try:
+            changes = [one for file in contents.items() for one in unpack(*file, most_bytes)]
+            run_each(lambda one: copy.change(*one), changes, _THREADS, "ckpt-follow")
+        except _UNFIT as error:
+            raise CheckpointCorrupt(
+                f"{self.directory}: {', '.join(contents)}: no change of the version before: {error}"
+            ) from error
+        return replace(copy, version=version)
 
 
-def _judged(found: list[str]) -> str:
-    """On process 0: the token that all have come to, empty if they differ; and whether no process has anything to set."""
-    tokens, done = zip(*map(json.loads, found), strict=True)
-    return json.dumps([tokens[0] if len({*tokens}) == 1 else "", all(done)])
+def _common_token(found: list[str]) -> str:
+    """On process 0: the token that all hold, if one of them has anything to set; else empty."""
+    tokens, are_set = zip(*map(json.loads, found), strict=True)
+    return tokens[0] if len({*tokens}) == 1 and not all(are_set) else ""
 
 
 def _fill(target: Any, new: Any) -> None:

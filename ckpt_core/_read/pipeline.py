@@ -24,7 +24,6 @@ from ckpt_core._saved import (
     Checkpoint,
     DerivedItem,
     ExtentItem,
-    HeldItem,
     NativeCheckpoint,
     NativeItem,
     OrbaxItem,
@@ -102,8 +101,8 @@ def _reader(
     stack: contextlib.ExitStack,
 ) -> DerivedReader | ExtentReader | HeldReader | OrbaxReader:
     """The reader of the item; ``stack`` closes what it opens."""
-    if isinstance(item, HeldItem):
-        return HeldReader(item.arrays)
+    if item.in_memory:
+        return HeldReader(item.in_memory)
     if isinstance(item, DerivedItem):
         parts = (part for want in wants for _, row in item.recipes[want.leaf].rows for part in row)
         stored = [Want(leaf, []) for leaf in sorted({part.leaf for part in parts})]

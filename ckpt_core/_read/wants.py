@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,7 +120,7 @@ def take(values: Array, shares: Sequence[Share]) -> None:
 class HeldReader:
     """Copies arrays that are in memory already."""
 
-    def __init__(self, arrays: Sequence[Array]) -> None:
+    def __init__(self, arrays: Mapping[int, Array]) -> None:
         self._arrays = arrays
 
     def plan(self, batch: list[Want]) -> Reads:

@@ -5,7 +5,6 @@ from ckpt_core._saved.checkpoint import (
     Checkpoint,
     DerivedItem,
     ExtentItem,
-    HeldItem,
     NativeCheckpoint,
     NativeItem,
     OrbaxItem,

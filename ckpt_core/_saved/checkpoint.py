@@ -10,8 +10,6 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from ckpt_core._directory import Backend
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound, Mismatch
 from ckpt_core._format.orbax_files import STRINGS_FILE, OrbaxTree, read_string
@@ -42,6 +40,8 @@ class SavedItem:
     shared: Sequence[Sequence[int]] = ()  # positions of leaves that were one object
     # Of the run that saved it; 0 if unknown. More than wrote it, if each wrote a checkpoint of its own.
     run_processes: int = 0
+    # If they are in memory: each leaf's text or array, whole and as it is stored, which loads copy.
+    in_memory: Mapping[int, Any] = field(default_factory=dict[int, Any], kw_only=True)
 
     def file(self, name: str) -> str:
         """Path of one of the item's files, relative to the checkpoint."""
@@ -101,13 +101,6 @@ class ExtentItem(SavedItem):
 
 
 @dataclass(frozen=True)
-class HeldItem(NativeItem):
-    """An item whose arrays are in memory, whole and as they are stored: what a load gets of them are copies."""
-
-    arrays: Sequence[np.ndarray[Any, Any]] = ()  # of each leaf; empty ones of leaves that are text
-
-
-@dataclass(frozen=True)
 class DerivedItem(SavedItem):
     """What rules or an index make of the arrays of an item; its leaves are those that are wanted."""
 
@@ -141,6 +134,8 @@ class Checkpoint:
 
     def texts(self, item: SavedItem) -> Callable[[int], str]:
         """A function from a leaf's position to its text; its first call reads the item's text file."""
+        if item.in_memory:
+            return item.in_memory.__getitem__
         name = item.file(STRINGS_FILE)
         document: list[Any] = []
 

@@ -1,6 +1,7 @@
 """Publish weights and follow them: what followers get, bit for bit, and what is read, kept and refused."""
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import jax
@@ -206,6 +207,27 @@ def test_a_trainer_that_goes_back_is_followed_and_nothing_is_mixed(place):
     assert sorted(one.name for one in Path(place).iterdir() if one.is_dir()) == ["0", "3", "6"]
     # 6 is an anchor alone: the version that it follows was abandoned
     assert {name.split("-")[2] for name in hidden(place)} == {"7"}
+
+
+def test_all_anchors_that_were_abandoned_go(place):
+    publish(place, range(70), anchor_every=1)
+    publish(place, [2])
+    assert sorted(one.name for one in Path(place).iterdir() if one.is_dir()) == ["0", "1", "2"]
+
+
+def test_who_waits_waits_on_if_what_comes_is_damaged(place):
+    follower = ckpt.Follower(place)
+    with ckpt.Publisher(place) as publisher:
+        publisher.publish(0, weights(0))
+        comes_to(follower, 0)
+        publisher.publish(1, weights(1))
+    (delta,) = Path(place).glob(".ckpt-delta-1-*")
+    delta.write_bytes(b"damaged")
+    with ThreadPoolExecutor() as pool:
+        waits = pool.submit(follower.update, timeout_secs=60)
+        assert not wait([waits], 0.3).done
+        publish(place, [2])
+        assert waits.result() == 2
 
 
 @PLACES
