@@ -30,6 +30,7 @@ from flax import nnx
 from safetensors.numpy import save_file
 
 import ckpt_core as ckpt
+import ckpt_flax_nnx
 
 LAYERS, HEADS, KV_HEADS, SIZE, VOCABULARY = 4, 16, 4, 32, 4096
 WIDTH = HEADS * SIZE
@@ -40,15 +41,6 @@ SHAPES = {
     "self_attn.o_proj": (WIDTH, HEADS * SIZE),
     "input_layernorm": (WIDTH,),
     "post_attention_layernorm": (WIDTH,),
-}
-SHARDED: dict[str, tuple[str | None, ...]] = {
-    "q": (None, None, "model", None),
-    "kv": (None, None, None, "model", None),
-    "out": (None, "model", None, None),
-    "gate_up": (None, "data", "model"),
-    "down": (None, "model", "data"),
-    "embed": ("model", None),
-    "head": (None, "model"),
 }
 
 
@@ -91,27 +83,35 @@ class Group(nnx.Module):
 
     def __init__(self, **parts: Any) -> None:
         for name, part in parts.items():
-            setattr(self, name, part if isinstance(part, nnx.Module) else nnx.Param(part))
+            setattr(self, name, part)
+
+
+def parameter(*shape: int, spread: tuple[str | None, ...] = ()) -> nnx.Param[jax.Array]:
+    """A parameter, with the axes of the mesh over which its dimensions are spread."""
+    return nnx.Param(jnp.zeros(shape), out_sharding=spread)
 
 
 class Llama(nnx.Module):
     """The decoder, with one array for each kind of weight of all layers."""
 
     def __init__(self, hidden: int) -> None:
-        def zeros(*shape: int) -> jax.Array:
-            return jnp.zeros(shape)
-
-        self.embed = nnx.Param(zeros(VOCABULARY, WIDTH))
-        self.head = nnx.Param(zeros(WIDTH, VOCABULARY))
-        self.norm = nnx.Param(zeros(WIDTH))
+        self.embed = parameter(VOCABULARY, WIDTH, spread=("model", None))
+        self.head = parameter(WIDTH, VOCABULARY, spread=(None, "model"))
+        self.norm = parameter(WIDTH)
+        heads = (None, None, "model", None)
         self.layers = Group(
             attention=Group(
-                q=zeros(LAYERS, WIDTH, HEADS, SIZE),
-                kv=zeros(LAYERS, 2, WIDTH, KV_HEADS, SIZE),
-                out=zeros(LAYERS, HEADS, SIZE, WIDTH),
+                q=parameter(LAYERS, WIDTH, HEADS, SIZE, spread=heads),
+                kv=parameter(LAYERS, 2, WIDTH, KV_HEADS, SIZE, spread=(None, *heads)),
+                out=parameter(LAYERS, HEADS, SIZE, WIDTH, spread=(None, "model", None, None)),
             ),
-            mlp=Group(gate_up=zeros(LAYERS, WIDTH, 2 * hidden), down=zeros(LAYERS, hidden, WIDTH)),
-            norm=Group(before_attention=zeros(LAYERS, WIDTH), before_mlp=zeros(LAYERS, WIDTH)),
+            mlp=Group(
+                gate_up=parameter(LAYERS, WIDTH, 2 * hidden, spread=(None, "data", "model")),
+                down=parameter(LAYERS, hidden, WIDTH, spread=(None, "model", "data")),
+            ),
+            norm=Group(
+                before_attention=parameter(LAYERS, WIDTH), before_mlp=parameter(LAYERS, WIDTH)
+            ),
         )
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
@@ -146,19 +146,6 @@ def layer(x: jax.Array, one: Any) -> tuple[jax.Array, None]:
     y = normed(x, one["norm"]["before_mlp"])
     gate, up = jnp.split(y @ one["mlp"]["gate_up"], 2, -1)
     return x + (jax.nn.silu(gate) * up) @ one["mlp"]["down"], None
-
-
-def abstract_model(hidden: int) -> Llama:
-    """The model without memory, each parameter with its sharding over 8 devices."""
-    mesh = jax.make_mesh((2, 4), ("data", "model"), (jax.sharding.AxisType.Auto,) * 2)
-    graph, state = nnx.split(nnx.eval_shape(lambda: Llama(hidden)))
-
-    def placed(path: Any, value: Any) -> jax.ShapeDtypeStruct:
-        name = next((key for key in SHARDED if f"'{key}'" in jax.tree_util.keystr(path)), "")
-        sharding = jax.sharding.NamedSharding(mesh, jax.P(*SHARDED.get(name, ())))
-        return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
-
-    return nnx.merge(graph, jax.tree_util.tree_map_with_path(placed, state))
 
 
 def memory_bytes(which: str) -> int:
@@ -252,7 +239,8 @@ def run(folder: Path, hidden: int) -> None:
     total = write_llama(hub, hidden)
     print(f"a Llama of {total / 2**20:.0f} MiB in {len(list(hub.glob('*.safetensors')))} files")
 
-    model = abstract_model(hidden)
+    mesh = jax.make_mesh((2, 4), ("data", "model"), (jax.sharding.AxisType.Auto,) * 2)
+    model = ckpt_flax_nnx.abstract(lambda: Llama(hidden), mesh)
     small = folder / "small.safetensors"
     save_file({"w": np.zeros(2, np.float32)}, small)
     ckpt.load(small)  # what a process needs once is not memory of the model
