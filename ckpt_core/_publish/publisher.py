@@ -237,17 +237,16 @@ class Publisher(Endpoint):
         fields = RecordFields(single, {PUBLISHED: "all" if only is None else "part"})
         change = functools.partial(_selected_and_cast, items, only, dtype)
         refuse = self._refuse_if_taken_over
+        guard: Any = SimpleNamespace(claim=refuse, check=refuse)
         job = SaveJob(
             *(target, self._local, self._backend, fields, self._options, self._processes),
             overwrite=True,
             step=number,
-            guard=SimpleNamespace(claim=refuse, check=refuse),
+            guard=guard,
             change=None if only is None and dtype is None else change,
         )
-        together, save = (
-            self._round(f"publish version {number}"),
-            Save(job, call="publish an anchor"),
-        )
+        together = self._round(f"publish version {number}")
+        save = Save(job, call="publish an anchor")
         take_snapshot(items, [save], np.copy)
         trees = [(item.name, item.record.paths) for item in save.items]
         other = [item.name for item in save.items if item.record.form != "tree"]
@@ -395,7 +394,8 @@ def _selected_and_cast(
         if not kept:
             raise ValueError(f"only={only!r} matches no leaf of {name!r}")
         root = pruned(root, {*kept}) or root
-        paths, leaves, specs = ([some[at] for at in kept] for some in (paths, leaves, specs))
+        paths, leaves = [paths[at] for at in kept], [leaves[at] for at in kept]
+        specs = [specs[at] for at in kept]
     if dtype is not None:
         leaves = [
             leaf.astype(dtype_from_name(dtype))
