@@ -145,7 +145,7 @@ def verify(path: str | os.PathLike[str], *, options: Options | None = None) -> V
                 break
             report = None
             try:
-                with opened.held():
+                with opened.reading():
                     report = _verified(opened, Options(max_host_bytes=chosen.max_host_bytes))
             except (CheckpointNotFound, FileNotFoundError):
                 if not opened.was_replaced():

@@ -40,7 +40,7 @@ from ckpt_core._saved import (
 )
 from ckpt_core._tree import format_path
 from ckpt_core._tree.leaves import CHANGEABLE_KINDS, TEXT_KINDS, LeafSpec, from_text
-from ckpt_core._tree.patterns import advice_on_pattern, idle_patterns
+from ckpt_core._tree.patterns import advice_on_pattern, unmatched_patterns
 from ckpt_core._words import some
 
 Opening = Callable[[], Checkpoint]
@@ -236,7 +236,7 @@ def _read_texts(checkpoint: Checkpoint, plan: ItemPlan, leaves: list[Any]) -> No
 def _reading(checkpoint: Checkpoint, operation: Operation) -> Generator[None]:
     """Locks the checkpoint against deletion while the block runs; damage names the checkpoint, or is that it was replaced."""
     try:
-        with operation.watched("reading"), checkpoint.held():
+        with operation.watched("reading"), checkpoint.reading():
             yield
     except BaseException as raised:
         error = with_path(raised, checkpoint.path)
@@ -254,7 +254,7 @@ def _check_patterns(
     trees = [(plan.item.name, [*plan.item.paths, *plan.paths]) for plan in plans]
     # what another item has is no misspelling: one list may serve calls that restore different items
     others = [(item.name, item.paths or [()]) for item in checkpoint.items.values()]
-    idle = idle_patterns(patterns, [*trees, *others])
+    idle = unmatched_patterns(patterns, [*trees, *others])
     if not idle and matches:
         return
     paths = [format_path(path) for plan in plans for path in plan.item.paths]
@@ -349,7 +349,7 @@ class LoadAgreement:
                 if isinstance(plan.item, DerivedItem):
                     leaf = *leaf, plan.item.recipes[want.leaf]
                 beyond.update(repr(leaf).encode(errors="surrogatepass"))
-        sent = checkpoint.attempt if self._alike or on else ""
+        sent = checkpoint.save_token if self._alike or on else ""
         if in_rounds:
             on.update(range(self._round.processes.count))
         return json.dumps(
@@ -359,7 +359,7 @@ class LoadAgreement:
                 beyond.hexdigest(),
                 runs_of(sorted(on)),
                 any(plan.live for plan in plans),
-                checkpoint.attempt,
+                checkpoint.save_token,
             )
         )
 
@@ -368,7 +368,7 @@ class _Claim(NamedTuple):
     """What one process loads, as it tells process 0 before any proceeds."""
 
     path: str  # for messages
-    attempt: str  # token of the save that wrote the checkpoint; empty if each may load another one
+    save_token: str  # of the save that wrote the checkpoint; empty if each may load another one
     beyond: str  # digest of the leaves that lie on several processes, with dtypes and shardings
     on: Sequence[Sequence[int]]  # processes that hold these, as runs, so that messages stay short
     sets: bool  # live objects
@@ -388,10 +388,10 @@ def _judged(texts: list[str]) -> str:
     one_path = len(shown) <= 1 and len({folder for folder, _, _ in places}) == 1
     if one_path and len({one.found for one in all_of}) > 1:
         raise replaced(all_of[0].path)  # one opened the old one, the other the new one
-    same = [(index, one) for index, one in enumerate(all_of) if one.attempt]
+    same = [(index, one) for index, one in enumerate(all_of) if one.save_token]
     for index, one in same[1:]:
         first, other = same[0]
-        if one.attempt != other.attempt:
+        if one.save_token != other.save_token:
             raise NotTogether(
                 f"process {first} loads {other.path} and process {index} {one.path}, which are different "
                 "checkpoints: all processes must load the same step of one directory"

@@ -21,7 +21,7 @@ from ckpt_core._saved import Checkpoint, NativeItem, OrbaxItem, SavedItem, open_
 from ckpt_core._tree import Node, Path, format_path
 from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec, as_logical
 from ckpt_core._tree.match import positions_of
-from ckpt_core._tree.patterns import idle_patterns, read_again, selector
+from ckpt_core._tree.patterns import read_again, selector, unmatched_patterns
 
 Array = np.ndarray[Any, Any]
 PIECE_BYTES = 32 * MIB  # a larger leaf is read in pieces, if its dimensions can be divided so
@@ -94,7 +94,7 @@ class Trees:
         saved = self.trees[item]
         sized = zip(leaves, sizes or [leaf.itemsize for leaf in leaves], strict=True)
         wants = [Want(leaf.place, [part]) for leaf, size in sized for part in leaf.regions(size)]
-        with self._opened.held():
+        with self._opened.reading():
             read = read_leaves(self._opened, saved, wants, Options())
             with contextlib.closing(read):
                 for want, parts in read:
@@ -105,7 +105,7 @@ class Trees:
 def check_found(only: Any, *sides: Trees) -> None:
     """Raises CheckpointNotFound if ``only=``, or one of its patterns, matches no leaf on any side."""
     trees = ((name, item.paths) for side in sides for name, item in side.trees.items())
-    idle = idle_patterns(only, trees)
+    idle = unmatched_patterns(only, trees)
     if idle or (only is not None and not any(any(side.items.values()) for side in sides)):
         where = ", ".join(side.path for side in sides)
         raise CheckpointNotFound(f"{where}: only={idle or only!r} matches no leaf")

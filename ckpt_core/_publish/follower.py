@@ -53,7 +53,7 @@ class HostCopy(Checkpoint):
     version: Version = field(kw_only=True)
 
     @property
-    def attempt(self) -> str:
+    def save_token(self) -> str:
         return self.version.token
 
     def change(self, change: Change, data: Array) -> None:
@@ -223,7 +223,7 @@ class Follower(Endpoint):
         anchor = open_in(self._backend, path, self._local, self._options)
         if anchor.attempt != version.token:
             raise CheckpointNotFound(f"{path} is not the anchor that was published")
-        with anchor.held():
+        with anchor.reading():
             for name, item in anchor.items.items():
                 leaves, wants, text = dict[int, Any](), list[Want](), anchor.texts(item)
                 for leaf, spec in enumerate(item.specs):

@@ -42,7 +42,7 @@ from ckpt_core._storage import backend_of
 from ckpt_core._tree import FlatTree
 from ckpt_core._tree.leaves import describe, dtype_from_name, family
 from ckpt_core._tree.match import positions_of
-from ckpt_core._tree.patterns import idle_patterns, read_again
+from ckpt_core._tree.patterns import read_again, unmatched_patterns
 from ckpt_core.arguments import whole_number
 
 _ARRAYS = ("jax", "numpy", "numpy_scalar")
@@ -250,7 +250,7 @@ class Publisher(Endpoint):
         take_snapshot(items, [save], np.copy)
         trees = [(item.name, item.record.paths) for item in save.items]
         other = [item.name for item in save.items if item.record.form != "tree"]
-        if other or (trees and idle_patterns(only, trees)):
+        if other or (trees and unmatched_patterns(only, trees)):
             save.undo()
             if not other:
                 raise ValueError(f"only={only!r}: a pattern of it matches no leaf")

@@ -84,7 +84,7 @@ class SaveJob:
     """What one save has to do. Refuses forked children."""
 
     target: str  # absolute path, or URL
-    local: bool  # in a file system, not an object store
+    on_disk: bool  # in a file system, not an object store
     backend: Backend
     fields: RecordFields
     options: Options
@@ -283,7 +283,7 @@ def metadata_files(
     found[orbax_files.STEP_METADATA] = orbax_files.step_metadata(handlers, fields.metadata)
     text = f"Checkpoint commit was successful to {job.target}"
     said = text.encode(errors="surrogateescape")
-    if not job.local:  # there Orbax asks for one in each item that it opens by itself
+    if not job.on_disk:  # there Orbax asks for one in each item that it opens by itself
         mark = orbax_files.COMMIT_FILE
         for item in items:
             if item.record.form != "files" or mark in item.record.notes:
@@ -301,7 +301,7 @@ def write_sources(
         linked = None if links is None else links.link_file(name, attempt.path, source)
         if linked is not None:
             found[name] = linked
-        elif job.local:
+        elif job.on_disk:
             found[name] = _copied(source, name, attempt)
         else:
             found[name] = attempt.write(name, b"".join(pieces_of(source)))

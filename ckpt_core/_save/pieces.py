@@ -19,7 +19,7 @@ from ckpt_core._format.plain_json import frozen_metadata
 from ckpt_core._layout.regions import whole
 from ckpt_core._options import MIB, Options, checked_options
 from ckpt_core._save.job import PreparedItem, RecordFields, SaveJob, check_item_name, save_job
-from ckpt_core._save.plan import PlannedLeaf, TreeSignature, refuse_idle
+from ckpt_core._save.plan import PlannedLeaf, TreeSignature, refuse_unmatched
 from ckpt_core._save.prepare import landed, plan_item, prepare_item
 from ckpt_core._save.protocol import Save
 from ckpt_core._storage import ArrayToWrite
@@ -346,7 +346,7 @@ class _PieceWrite(Save):
         rules = self.job.options.compression
         whole = {name: tree.whole(self.job) for name, tree in self._trees.items()}
         if isinstance(rules, Mapping):
-            refuse_idle(rules, [(name, item.record.paths) for name, item in whole.items()])
+            refuse_unmatched(rules, [(name, item.record.paths) for name, item in whole.items()])
         self.items[:] = [whole.get(item.name, item) for item in self.items]
         with self._workers:
             self._describe()

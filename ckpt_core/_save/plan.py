@@ -30,7 +30,7 @@ from ckpt_core._lazy import jax
 from ckpt_core._save.agree import Fact, facts, layout_of
 from ckpt_core._tree import FlatTree, Node, Path, format_path, stored_paths
 from ckpt_core._tree.leaves import CHANGEABLE_KINDS, TEXT_KINDS, LeafSpec, describe
-from ckpt_core._tree.patterns import idle_patterns, pattern_to_regex
+from ckpt_core._tree.patterns import pattern_to_regex, unmatched_patterns
 from ckpt_core._words import some
 
 _REMEMBERED = 16  # plans in the cache: a Checkpointer saves few different items, to two tiers
@@ -98,7 +98,7 @@ class TreePlan:
         return layout_of(self.facts())
 
     @functools.cached_property
-    def unshared(self) -> frozenset[str]:
+    def one_per_process(self) -> frozenset[str]:
         """Names of the arrays of which every process has one of its own, by custom with equal values."""
         return frozenset(
             name
@@ -112,7 +112,7 @@ class TreePlan:
         """A digest of which regions this process holds."""
         digest = hashlib.sha256()
         for name, leaf, stored in zip(self.names, self.leaves, self.signature.stored, strict=True):
-            if leaf.held is None or name in self.unshared:
+            if leaf.held is None or name in self.one_per_process:
                 continue
             # the same region on another process is another array
             mine = stored[0].is_fully_addressable
@@ -347,10 +347,10 @@ def codecs_of(item: str, paths: Sequence[Path], rules: Rules) -> list[str | None
     return found
 
 
-def refuse_idle(rules: Rules, items: Iterable[tuple[str, Sequence[Path]]]) -> None:
+def refuse_unmatched(rules: Rules, items: Iterable[tuple[str, Sequence[Path]]]) -> None:
     """Raises ValueError if a pattern matches no leaf of any item: it is a mistake."""
     trees = list(items)
-    for pattern in idle_patterns(list(rules), trees):
+    for pattern in unmatched_patterns(list(rules), trees):
         names = [format_path(path) for _, paths in trees for path in paths]
         raise ValueError(
             f"Options.compression: the pattern {pattern!r} matches no leaf; leaves are {some(names)}"

@@ -37,7 +37,7 @@ from ckpt_core._save.plan import (
     TreePlan,
     TreeSignature,
     plan_tree,
-    refuse_idle,
+    refuse_unmatched,
     signature_of,
 )
 from ckpt_core._storage import ArrayToWrite
@@ -92,11 +92,13 @@ def take_snapshot(
                 _adapters.refuse_twice(items, lives, advice)
             rules = jobs[0].options.compression
             if isinstance(rules, Mapping):
-                refuse_idle(rules, [(first.name, first.record.paths) for first, *_ in prepared])
+                refuse_unmatched(
+                    rules, [(first.name, first.record.paths) for first, *_ in prepared]
+                )
             fields = replace(fields, shared=() if shared is None else shared.groups())
             for one, own in zip(saves, zip(*prepared, strict=True), strict=True):
                 one.items, one.fields = [*own], fields
-            if begins is not None and jobs[0].local and jobs[0].processes.index == 0:
+            if begins is not None and jobs[0].on_disk and jobs[0].processes.index == 0:
                 begins.begin()
         for one in saves:
             one.blocking_secs = one.operation.happened("snapshot_taken")
@@ -236,7 +238,7 @@ def _take_parts(
                     taken[position, shard] = held[shard]
         elif not compares or only in taken or leaf.spec.kind in TEXT_KINDS:
             continue
-        elif name in plan.unshared:
+        elif name in plan.one_per_process:
             taken[only] = stored if leaf.held is not None else _host_part(leaf, stored, copy)
 
 
@@ -283,7 +285,7 @@ def landed(item: PreparedItem) -> PreparedItem:
     ):
         if leaf.spec.kind in TEXT_KINDS:
             continue
-        if item.compares and name in plan.unshared:
+        if item.compares and name in plan.one_per_process:
             values[name] = text_of_array(taken[position, 0], leaf.spec)
         if leaf.whole is not None:
             pieces = ((leaf.whole, taken[position, 0]),)
@@ -379,7 +381,7 @@ def prepare_files(
             _refuse_itself(path, job)
         found = files_below(path)
     total_bytes, most_bytes = sum(file.size_bytes for file in found), jobs[0].options.max_host_bytes
-    if total_bytes > most_bytes and not all(job.local for job in writing):
+    if total_bytes > most_bytes and not all(job.on_disk for job in writing):
         raise CheckpointError(
             f"item {name!r}: its files have {total_bytes:,} bytes, and a save into a bucket holds them in memory, {most_bytes:,} "
             f"at most: pass options=ckpt.Options(max_host_bytes={total_bytes}), or keep the largest of them elsewhere"
@@ -403,7 +405,7 @@ def prepare_files(
     content = {"state_files": held, "sources": tuple(sources), "scratch": scratch}
     mark = {orbax_files.COMMIT_FILE} - names  # in a bucket, Orbax wants it in each item
     return [
-        _prepared(name, job, (*notes, *(() if job.local else mark)), handler=handler, **content)
+        _prepared(name, job, (*notes, *(() if job.on_disk else mark)), handler=handler, **content)
         if job.writers.index == 0
         else _prepared(name, job)
         for job in jobs

@@ -193,11 +193,11 @@ class Save:
         self._begun: Attempt | None = None  # by this process, which removes it if it fails
         self._passed: list[str] = []  # on process 0: what ``write_part`` gave on each process
         self._began = time.monotonic()
-        alone = job.local and job.writers.count == 1 and options.link_unchanged
+        alone = job.on_disk and job.writers.count == 1 and options.link_unchanged
         self._links = job.links if alone else None
         self._writers: dict[str, ArrayWriter] = {}  # by item
         self._file_bytes, held_bytes = options.target_data_file_bytes, options.chunk_bytes
-        if not job.local:
+        if not job.on_disk:
             self._file_bytes = min(self._file_bytes, _UPLOADED_FILE_BYTES)
             held_bytes = max(self._file_bytes, held_bytes)
         # each thread has a chunk in memory, or a file on its way to an object store
@@ -259,7 +259,7 @@ class Save:
         if job.guard is not None:
             job.guard.claim()
             # in an object store, an attempt begins by deleting the files of an unfinished one
-            if not job.local:
+            if not job.on_disk:
                 job.guard.check()
         self.attempt = self._begun = job.backend.begin(
             job.target, overwrite=job.overwrite, durable=job.options.durable, token=self.token
@@ -452,7 +452,7 @@ class Save:
 
     def _record(self) -> Record:
         files = dict(self.files)
-        within = {} if self.job.local else dict(self.attempt.small_files())
+        within = {} if self.job.on_disk else dict(self.attempt.small_files())
         for item in self.items:  # states of other processes, each of which would be a file to sync
             for name, data in item.others.items():
                 within[f"{item.folder}/{name}"] = data

@@ -158,7 +158,7 @@ class Checkpoint:
         """The error for a file of the checkpoint."""
         return CheckpointCorrupt(f"{self.path}: file {name} {what}", file=name, leaf=leaf)
 
-    def held(self) -> contextlib.AbstractContextManager[None]:
+    def reading(self) -> contextlib.AbstractContextManager[None]:
         """Keeps the checkpoint from deletion while the block runs; one of Orbax has no file to lock. CheckpointNotFound if it is gone."""
         return contextlib.nullcontext()
 
@@ -167,7 +167,7 @@ class Checkpoint:
         return False
 
     @property
-    def attempt(self) -> str:
+    def save_token(self) -> str:
         """Identifies the save that wrote it; equal on all processes that opened this checkpoint."""
         return self.path.rpartition("/")[2]
 
@@ -217,7 +217,7 @@ class NativeCheckpoint(Checkpoint):
         }
 
     @contextlib.contextmanager
-    def held(self) -> Generator[None]:
+    def reading(self) -> Generator[None]:
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(self.backend.reading(self.path, self.head))
@@ -226,7 +226,7 @@ class NativeCheckpoint(Checkpoint):
             yield
 
     @property
-    def attempt(self) -> str:
+    def save_token(self) -> str:
         return self.record.token
 
     def was_replaced(self) -> bool:

@@ -56,7 +56,7 @@ def read_again(only: Any) -> Any:
     return list(only) if once and not callable(only) else only
 
 
-def idle_patterns(only: Any, trees: Iterable[tuple[str, Iterable[Path]]]) -> list[str]:
+def unmatched_patterns(only: Any, trees: Iterable[tuple[str, Iterable[Path]]]) -> list[str]:
     """The patterns in ``only=`` that match no leaf of any tree, given by item name and paths: each of them is a mistake."""
     texts = [only] if isinstance(only, str) else only
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):

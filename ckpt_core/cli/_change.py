@@ -265,7 +265,7 @@ def copy_checkpoint(source: str | os.PathLike[str], target: str | os.PathLike[st
         raise CheckpointCorrupt(f"{opened.path} was not copied: {report.problems[0]}")
     (text, local), token = resolve(target), opened.record.token
     with backend_of(local).begin(text, overwrite=False, durable=True, token=token) as attempt:
-        with opened.held():
+        with opened.reading():
             copied_bytes = sum(_copy_file(opened, name, attempt) for name in opened.record.files)
         small = attempt.small_files()
         record = replace(opened.record, packed=pack(small) if small else b"")
@@ -278,7 +278,7 @@ def same_save(one: str, other: str) -> bool:
     """Whether two checkpoints come from one save, as their records say; raises what ``load`` does if there is none."""
     both = [open_checkpoint(path) for path in (one, other)]
     known = all(isinstance(opened, NativeCheckpoint) for opened in both)
-    return known and both[0].attempt == both[1].attempt
+    return known and both[0].save_token == both[1].save_token
 
 
 def _copy_file(opened: NativeCheckpoint, name: str, attempt: Attempt) -> int:

@@ -24,7 +24,7 @@ from ckpt_core._saved import ExtentItem
 from ckpt_core._tree import FlatTree, Path, flatten, format_path
 from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec, describe, to_host_array, to_text
 from ckpt_core._tree.match import MatchRules, Renames, match, parse_path, positions_of
-from ckpt_core._tree.patterns import idle_patterns, read_again, selector
+from ckpt_core._tree.patterns import read_again, selector, unmatched_patterns
 from ckpt_core.arguments import answering
 from ckpt_core.convert._opening import FORMATS, format_of, opened
 from ckpt_core.convert._source import Array, Slot, arrays_of, each, spec_of
@@ -193,7 +193,7 @@ def _selected(leaves: _Leaves, only: Any, where: str) -> _Leaves:
     only, paths = read_again(only), [path for path, _ in leaves]
     specs = [spec_of(path, leaf) for path, leaf in leaves]
     found = positions_of(paths, specs, selector(only, item="state"))
-    idle = idle_patterns(only, [("state", paths)])
+    idle = unmatched_patterns(only, [("state", paths)])
     if idle or not found:
         raise CheckpointNotFound(f"{where}: only={idle or only!r} matches nothing in it")
     return [leaves[position] for position in found]

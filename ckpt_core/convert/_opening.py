@@ -271,7 +271,7 @@ def _flat(opened: Checkpoint, item: SavedItem, options: Options) -> FlatTree:
     def read(slots: Sequence[Slot]) -> Iterator[Array]:
         wants = [Want(slot.place, [whole(slot.spec.stored_shape)]) for slot in slots]
         reading = read_leaves(opened, item, wants, options)
-        with opened.held(), contextlib.closing(reading):
+        with opened.reading(), contextlib.closing(reading):
             for _, parts in reading:
                 (array,) = parts.values()
                 yield array

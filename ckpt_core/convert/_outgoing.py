@@ -25,7 +25,7 @@ from ckpt_core._saved import Checkpoint, OrbaxItem, SavedItem, open_checkpoint
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.leaves import LeafSpec, as_logical, dtype_from_name
 from ckpt_core._tree.match import positions_of
-from ckpt_core._tree.patterns import idle_patterns, patterns_of, read_again, selector
+from ckpt_core._tree.patterns import patterns_of, read_again, selector, unmatched_patterns
 from ckpt_core._words import some
 from ckpt_core.arguments import answering
 
@@ -86,7 +86,7 @@ def exported(
             for one in made:
                 yield one, one.make(parts)
 
-    with opened.held(), contextlib.closing(read):
+    with opened.reading(), contextlib.closing(read):
         yield plan, arrays()
 
 
@@ -112,7 +112,7 @@ def _chosen(
         excluded = {*positions_of(paths, specs, selector(exclude, item=item))}
         found = [n for n in found if n not in excluded]
     for argument, patterns in (("only", only), ("exclude", exclude)):
-        if idle := idle_patterns(patterns, [(item, paths)]):
+        if idle := unmatched_patterns(patterns, [(item, paths)]):
             raise CheckpointNotFound(f"{where}: {argument}={idle} matches no leaf of {item!r}")
     if not found:
         asked = f"only={only!r}, exclude={exclude!r} leave" if only or exclude else "there is"

@@ -76,8 +76,8 @@ def _values(item: PreparedItem) -> list[Any]:
     ]
     found += [(source.name, source.size_bytes) for source in item.sources]
     if item.plan is not None:
-        unshared = item.plan.unshared
-        found += [(a.name, _digest(a)) for a in item.arrays if a.name in unshared]
+        one_per_process = item.plan.one_per_process
+        found += [(a.name, _digest(a)) for a in item.arrays if a.name in one_per_process]
     return found
 
 
