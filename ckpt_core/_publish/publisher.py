@@ -395,7 +395,8 @@ def _selected_and_cast(
         if not kept:
             raise ValueError(f"only={only!r} matches no leaf of {name!r}")
         root = pruned(root, {*kept}) or root
-        paths, leaves, specs = ([some[at] for at in kept] for some in (paths, leaves, specs))
+        paths, leaves = [paths[at] for at in kept], [leaves[at] for at in kept]
+        specs = [specs[at] for at in kept]
     if dtype is not None:
         leaves = [
             leaf.astype(dtype_from_name(dtype))
