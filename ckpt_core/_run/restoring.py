@@ -57,9 +57,9 @@ def restore_latest(
             raise CheckpointError(newer)
         failures: list[tuple[int, CheckpointError]] = []
         try:
-            for step in reversed(steps):
+            for step, local_first in reversed(steps.items()):
                 try:
-                    restored = _restore(run, step, targets, request, by_number=False)
+                    restored = _restore(run, step, local_first, targets, request, by_number=False)
                     if local and (newer := local.newer_of_another_number(step) or misfit):
                         _warn(f"step {step} is restored, and not the newest: {newer}")
                     return restored
@@ -82,7 +82,7 @@ def restore_latest(
                         if step in listed:
                             raise
                         logger.info("%s: step %d was deleted meanwhile", directory, step)
-                        if look < _LOOKS - 1 and max(listed, default=-1) > steps[-1]:
+                        if look < _LOOKS - 1 and max(listed, default=-1) > max(steps):
                             break  # newer ones took its place, and an older one is not the newest
                         continue
                     if strict_latest or not counts_as(error, CheckpointCorrupt, alone):
@@ -109,10 +109,12 @@ def restore_latest(
     )
 
 
-def _candidates(run: Run) -> list[int]:
-    """The steps that a restore of the newest one tries, ascending; raises where it may not fall back to these."""
+def _candidates(run: Run) -> dict[int, bool | None]:
+    """The steps that a restore of the newest one tries, ascending, and whether their local copies are tried first, None if
+    that is not known; raises where it may not fall back to these.
+    """
 
-    def find() -> list[int]:
+    def find() -> list[tuple[int, bool | None]]:
         steps, local, listing = run.steps, run.local_steps(), run.steps.look()
         if run.local is None and listing.run.name and steps.local and not steps.read_only:
             logger.warning(
@@ -120,13 +122,18 @@ def _candidates(run: Run) -> list[int]:
                 "count no more after the next save",
                 steps.directory,
             )
-        found = sorted({*listing.committed(), *local})
+        persistent = {*listing.committed()}
+        found = sorted({*persistent, *local})
+        both = persistent & local.keys()
+        first = [(step, None if step in both else step in local) for step in found]
         if run.local is not None:
             run.local.refuse_older(max(found, default=-1))
             run.local.refuse_lost_run(run.latest)
-        return found
+            if both and found[-1] in both:  # of the newest alone, as that reads its record
+                first[-1] = found[-1], not run.local.is_older(found[-1], listing.token(found[-1]))
+        return first
 
-    return run.steps.on_first("go through the steps", find)
+    return dict(run.steps.on_first("go through the steps", find))
 
 
 def restore(
@@ -135,7 +142,8 @@ def restore(
     """Restores one step."""
     step = check_step(step)
     _begin(run)
-    return _restore(run, step, targets, request, by_number=True)
+    local_first = None if run.local is not None and step in run.local.complete else False
+    return _restore(run, step, local_first, targets, request, by_number=True)
 
 
 def _begin(run: Run) -> None:
@@ -156,6 +164,7 @@ def _begin(run: Run) -> None:
 def _restore(
     run: Run,
     step: int,
+    local_first: bool | None,
     targets: Mapping[str, Any],
     request: _load.Request,
     *,
@@ -167,7 +176,7 @@ def _restore(
         return _load.restore_checkpoint(opening, targets, request, step)
 
     try:
-        restored, token = _from_tiers(run, step, read, by_number=by_number)
+        restored, token = _from_tiers(run, step, local_first, read, by_number=by_number)
     except BaseException as error:
         if isinstance(error, CheckpointCorrupt):
             run.links.forget()
@@ -178,22 +187,26 @@ def _restore(
     return restored
 
 
-def _from_tiers(run: Run, step: int, read: Reads, *, by_number: bool) -> tuple[RestoredStep, str]:
+def _from_tiers(
+    run: Run, step: int, local_first: bool | None, read: Reads, *, by_number: bool
+) -> tuple[RestoredStep, str]:
     """What ``read`` makes of a step in the tier that counts, else in the other; also gives the token of the save.
     CheckpointCorrupt: every copy is damaged; CheckpointError: only the local directories have it, and not for these
     shardings; OSError: this process could not read it, which is no damage.
     """
     local, steps, alone = run.local, run.steps, run.steps.processes.count == 1
     failed: RestoredStep | CheckpointError | OSError | None = None
-    if local is not None and step in local.complete:
+    if local is not None and local_first is None:
 
         def counts() -> bool:  # unless the persistent copy is a newer save
-            return not local.is_older(step, steps.look().token(step))
+            there = step in local.complete
+            return there and not local.is_older(step, steps.look().token(step))
 
-        if steps.on_first(f"find step {step}", counts):
-            failed = local.restore(step, read)
-            if isinstance(failed, RestoredStep):
-                return failed, local.complete[step]
+        local_first = steps.on_first(f"find step {step}", counts)
+    if local is not None and local_first:
+        failed = local.restore(step, read)
+        if isinstance(failed, RestoredStep):
+            return failed, local.complete[step]
     opened = list[tuple[Checkpoint, str]]()
 
     def opening() -> Checkpoint:
