@@ -110,7 +110,7 @@ def test_a_save_of_another_host_outlives_a_wrong_clock(tmp_path, monkeypatch):
 
 HIDDEN = """
 import json, os, sys
-from ckpt_core._directory import PosixBackend, backend, files, object_store, owner, posix
+from ckpt_core._directory import PosixBackend, files, object_store, owner, posix
 writing, written = os.pipe()
 ending, end = os.pipe()
 writer = os.fork()
