@@ -233,5 +233,5 @@ def blocked(packages: Sequence[str]) -> Generator[None]:
         raise AssertionError(f"{', '.join(imported)} was imported before it could be blocked")
     with pytest.MonkeyPatch.context() as patch:
         for name in packages:
-            patch.setitem(sys.modules, name, None)  # pyright: ignore  # None makes `import` fail
+            patch.setitem(sys.modules, name, None)  # None makes `import` fail
         yield
