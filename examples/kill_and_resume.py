@@ -161,7 +161,8 @@ def compare(train: Callable[..., Any], straight: Path, killed: Path, total_steps
     print(f"losses: {len(computed)} compared, {differing} differ, {missing} are missing")
     failures = [f"{differing} losses differ, {missing} are missing"] if differing + missing else []
     try:
-        assert_same(*(final_state(train, run, total_steps) for run in (killed, straight)))
+        expected = final_state(train, straight, total_steps)
+        assert_same(final_state(train, killed, total_steps), expected)
         print("model, optimizer, position and next batches of the data: compared")
     except AssertionError as error:
         failures.append(str(error))
