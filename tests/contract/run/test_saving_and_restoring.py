@@ -371,12 +371,14 @@ def test_all_steps_damaged(place):
             checkpointer.save(step, state=state(step), reader=reader)
     place.damage(1)
     place.damage(2)
+    before = {name: place.read(name) for name in place.names()}
     last = open_at(place)
     with (
         pytest.warns(RuntimeWarning, match="damaged and skipped"),
         pytest.raises(ckpt.CheckpointCorrupt, match="none of the steps 2, 1") as caught,
     ):
         last.restore_latest(state=state(0), reader=reader)
+    assert {name: place.read(name) for name in place.names()} == before
     assert caught.value.leaf == "w"
     assert "reader was set before" in "".join(caught.value.__notes__)
     with pytest.raises(ckpt.RestoredValueIgnored, match="restore again before you save"):
