@@ -42,7 +42,7 @@ from ckpt_core._run.run_file import parse_run_file
 from ckpt_core._run.steps import Following, RunSteps, facts_of
 from ckpt_core._run.tiers import LocalTier, open_local
 from ckpt_core._run.unread import UnreadValues
-from ckpt_core._save import Links, RecordFields, Save, SaveJob, take_snapshot
+from ckpt_core._save import Links, RecordFields, Save, SaveJob, fetched, take_snapshot
 from ckpt_core._saved import Checkpoint
 
 Write = tuple[SaveSlot, Save, Callable[[], None]]
@@ -129,6 +129,7 @@ class Run:
         if not force and not self.decision.wants(step, self.slots[0].running, self.latest):
             return False
         self.unread.watch_pipelines(items)
+        fields = replace(fields, metrics=fetched(fields.metrics))
         persists = self.local is None or force or self._wants_persistent(step)
         replaces = overwrite and (step in trail.own or step in running_steps)
         replaces = replaces or step in trail.uncertain or step in trail.damaged

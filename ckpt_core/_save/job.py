@@ -75,8 +75,7 @@ class RecordFields:
         """A copy that later changes do not reach, with metadata as JSON returns it, and jax's settings on this thread."""
         metadata = None if self.metadata is None else frozen_metadata(self.metadata)
         settings = {name: getattr(jax.config, name, None) for name in JAX_SETTINGS}
-        metrics = {name: float(jax.device_get(one)) for name, one in self.metrics.items()}
-        return RecordFields(self.single, metadata, metrics, settings)
+        return RecordFields(self.single, metadata, dict(self.metrics), settings)
 
 
 @dataclass(frozen=True)
@@ -222,7 +221,7 @@ def metrics_of(metrics: Mapping[str, float] | None, items: Mapping[str, object])
         )
     numbers: dict[str, Any] = {}
     for name, value in metrics.items():
-        array: Any = value if hasattr(value, "sharding") else np.asarray(value)
+        array: Any = value if isinstance(value, jax.Array) else np.asarray(value)
         kind = getattr(array.dtype, "kind", None)  # None: of random keys
         is_real = kind in {*"fiub"}
         if kind == "V":  # those that jax adds, such as bfloat16
@@ -235,6 +234,11 @@ def metrics_of(metrics: Mapping[str, float] | None, items: Mapping[str, object])
             )
         numbers[name] = array
     return numbers
+
+
+def fetched(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics, once their devices have computed them."""
+    return {name: float(jax.device_get(one)) for name, one in metrics.items()}
 
 
 def _instead(name: object, value: object) -> str:

@@ -158,7 +158,7 @@ def state() -> dict[str, Any]:
 @pytest.mark.parametrize(
     "golden",
     sorted(file.parent for file in GOLDEN.rglob("ckpt.json")),
-    ids=str,
+    ids=lambda path: str(path.relative_to(GOLDEN)),
 )
 def test_golden_checkpoints(golden):
     pytest.importorskip("flax")

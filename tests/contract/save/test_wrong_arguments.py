@@ -294,20 +294,6 @@ def test_a_file_among_the_steps(steps):
             checkpointer.save(5, tree(5))
 
 
-def test_restore_latest_never_starts_afresh_over_damage(steps):
-    """With every candidate damaged it raises; a None would train from scratch in silence."""
-    for step in (3, 4):
-        for path in (steps / str(step)).rglob("d/*"):
-            path.write_bytes(bytes(path.stat().st_size))
-    with (
-        ckpt.Checkpointer(steps) as checkpointer,
-        unchanged(steps),
-        pytest.warns(RuntimeWarning, match="damaged"),
-        pytest.raises(ckpt.CheckpointCorrupt),
-    ):
-        checkpointer.restore_latest(state=tree(0))
-
-
 def test_a_mount_that_does_not_rename_asks_for_its_url(tmp_path, monkeypatch):
     def refuse(*_: object) -> None:
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
