@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 import jax
 import optax
 from _charlm import CharTransformer, make_data, make_optimizer
+from _record import log_to, write_fingerprint
 from flax import nnx
 
 import ckpt_core as ckpt
@@ -72,7 +72,7 @@ def main() -> int:
     if arguments.demo:
         from kill_and_resume import demonstrate
 
-        return demonstrate(train, arguments.directory, arguments.steps)
+        return demonstrate(arguments.directory, arguments.steps)
 
     if arguments.check:
         from ckpt_core.testing import assert_exact_resume
@@ -83,13 +83,9 @@ def main() -> int:
         return 0
 
     arguments.directory.mkdir(parents=True, exist_ok=True)
-    # a write for each line: a killed run leaves complete ones
-    with (arguments.directory / "losses.jsonl").open("a", buffering=1) as file:
-
-        def report(step: int, loss: jax.Array) -> None:
-            file.write(json.dumps({"step": step, "loss": float(loss)}) + "\n")
-
-        train(arguments.directory / "checkpoints", report, arguments.steps)
+    report = log_to(arguments.directory / "losses.jsonl")
+    model, optimizer, data = train(arguments.directory / "checkpoints", report, arguments.steps)
+    write_fingerprint(arguments.directory / "fingerprint.json", model, optimizer, data)
     return 0
 
 

@@ -37,12 +37,16 @@ def _run_example(compiled: dict[str, str], name: str, *arguments: str) -> str:
 def test_train_nnx_goes_on_where_it_stopped(run_example, tmp_path):
     pytest.importorskip("flax")
     pytest.importorskip("grain")
-    given = ("train_nnx.py", "--directory", str(tmp_path), "--steps", "17")
-    assert "starting at step 0" in run_example(*given)
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    run_example("train_nnx.py", "--directory", str(straight), "--steps", "17")
+    assert "starting at step 0" in run_example(
+        "train_nnx.py", "--directory", str(stopped), "--steps", "17"
+    )
     # the run is over and its last save, of step 16, is there: starting again trains nothing more
-    assert "starting at step 17" in run_example(*given)
-    lines = (tmp_path / "losses.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == list(range(17))
+    again = run_example("train_nnx.py", "--directory", str(stopped), "--steps", "17")
+    assert "starting at step 17" in again
+    prints = [json.loads((run / "fingerprint.json").read_text()) for run in (straight, stopped)]
+    assert prints[0] == prints[1]
 
 
 def test_train_nnx_resumes_exactly(run_example):
