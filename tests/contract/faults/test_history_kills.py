@@ -3,14 +3,10 @@
 ``rollback_to``, ``delete``, ``save(overwrite=True)``, and the first save after going back; with one tier and with
 two, where the steps are in both, in one, or were never written to the persistent one. After each a reader and then
 a writer start anew: all that they can ask gives one number one value, and the run goes on.
-
-The quick run takes some operations of each; ``make faults`` takes all.
 """
 
-import random
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +17,6 @@ from tests.contract.faults.harness import Fault, Outcome
 from tests.contract.faults.history_scenarios import Steps, first, opened, save
 
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore:.*another save than step")]
-_QUICK_KILLS = 3
 THIRD = 7
 
 
@@ -77,19 +72,10 @@ NAMES = [
     for name in scenarios.CASES
     for restarted in ((False, True) if layout != "persistent only" else (True,))
 ]
-# Each call once, over all layouts; the exhaustive form has every call in every layout.
-_QUICK = [one for one in NAMES if one[2] == (one[0] == "persistent only")][::5]
 
 
-def _marked(quick: list[tuple[str, str, bool]]) -> list[Any]:
-    return [
-        *(pytest.param(*one, False, id="-".join(map(str, one))) for one in quick),
-        *(pytest.param(*one, True, id="-".join(map(str, one)) + "-all") for one in NAMES),
-    ]
-
-
-@pytest.mark.parametrize(("layout", "name", "restarted", "all_"), _marked(_QUICK))
-def test_killed(pool, tmp_path, layout, name, restarted, all_):
+@pytest.mark.parametrize(("layout", "name", "restarted"), NAMES)
+def test_killed(pool, tmp_path, layout, name, restarted):
     allowed = scenarios.CASES[name].found(scenarios.STEPS[layout])
     # also onto numbers that were left, in all tiers that save
     going_on = [1, 1] if layout in ("one tier", "local only") else [100, 1, 99]
@@ -119,9 +105,6 @@ def test_killed(pool, tmp_path, layout, name, restarted, all_):
     assert count > 3, "the shim sees too little"
     check(root, outcome)
     numbers = [*range(1, count + 2)]
-    if not all_:  # others for each case; but for the last, as their number varies
-        some = random.Random(f"{layout} {name}").sample(numbers[: -2 - count // 20], _QUICK_KILLS)
-        numbers = sorted(some)
     failures: list[str] = []
     kills = 0
     for root, outcome in pool.map(run, [Fault("kill", nth) for nth in numbers]):
