@@ -26,6 +26,7 @@ from ckpt_core._load.renames import refuse_mismatches
 from ckpt_core._load.request import NOT_PASSED, Request
 from ckpt_core._load.targets import value_of
 from ckpt_core._operation import Operation
+from ckpt_core._options import Options
 from ckpt_core._processes import NotTogether, Processes, this_run
 from ckpt_core._read import Reading, read_and_send, read_leaves
 from ckpt_core._saved import (
@@ -62,14 +63,10 @@ def run(
         tries += 1
         in_place = InPlace(options.max_host_bytes) if request.restores else None
         named, plans, leaves, values = dict[str, ItemPlan](), [], [], []
-        operation: Operation | None = None
         try:
             with agreement or contextlib.nullcontext():
                 checkpoint = opening()
-                given = checkpoint.path, step, options.report_secs, options.on_event
-                operation = Operation("load", *given)
-                operation.happened("restore_started")
-                with _reading(checkpoint, operation):
+                with _watched(checkpoint, options, step) as operation:
                     named = _match(checkpoint, request)
                     plans = [*named.values()]
                     reading: Reading = read_leaves
@@ -83,19 +80,16 @@ def run(
                     leaves = [_read(checkpoint, plan, *how) for plan in plans]
                     if checkpoint.shared or any(plan.item.shared for plan in plans):
                         _share(checkpoint, plans, leaves)
-                if agreement is not None:
-                    agreement.read(request.restores)
-                if in_place is not None:
-                    values = in_place.finish(plans, leaves)
-                else:
-                    values = [plan.make(made) for plan, made in zip(plans, leaves, strict=True)]
-            operation.happened("restored", operation.done_bytes)
+                    if agreement is not None:
+                        agreement.read(request.restores)
+                    if in_place is not None:
+                        values = in_place.finish(plans, leaves)
+                    else:
+                        values = [plan.make(made) for plan, made in zip(plans, leaves, strict=True)]
             return checkpoint, dict(zip(named, values, strict=True)), plans
         except BaseException as error:
             if in_place is not None:
                 in_place.give_up(error)
-            if operation is not None:
-                operation.happened("restore_failed", operation.done_bytes, error)
             named, plans, leaves, values = {}, [], [], []  # the traceback would keep them alive
             again = agreement is None and isinstance(error, Replaced) and tries < MOST_TRIES
             if not again:
@@ -233,18 +227,22 @@ def _read_texts(checkpoint: Checkpoint, plan: ItemPlan, leaves: list[Any]) -> No
 
 
 @contextlib.contextmanager
-def _reading(checkpoint: Checkpoint, operation: Operation) -> Generator[None]:
-    """Locks the checkpoint against deletion while the block runs; damage names the checkpoint, or is that it was replaced."""
+def _watched(checkpoint: Checkpoint, options: Options, step: int | None) -> Generator[Operation]:
+    """Locks the checkpoint against deletion while the block runs, and sends the events of the restore."""
+    operation = Operation("load", checkpoint.path, step, options.report_secs, options.on_event)
+    operation.happened("restore_started")
     try:
         with operation.watched("reading"), checkpoint.reading():
-            yield
+            yield operation
     except BaseException as raised:
         error = with_path(raised, checkpoint.path)
+        operation.happened("restore_failed", operation.done_bytes, error)
         if isinstance(error, CheckpointCorrupt) and checkpoint.was_replaced():
             raise replaced(checkpoint.path) from error
         if error is raised:
             raise
         raise error from raised
+    operation.happened("restored", operation.done_bytes)
 
 
 def _check_patterns(

@@ -221,7 +221,7 @@ class Follower(Endpoint):
         """An anchor, read into memory and verified."""
         path, items = f"{self.directory}/{version.number}", dict[str, SavedItem]()
         anchor = open_in(self._backend, path, self._local, self._options)
-        if anchor.attempt != version.token:
+        if anchor.save_token != version.token:
             raise CheckpointNotFound(f"{path} is not the anchor that was published")
         with anchor.reading():
             for name, item in anchor.items.items():

@@ -6,13 +6,14 @@ import contextlib
 import functools
 import json
 import operator
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ckpt_core import _adapters, _load
-from ckpt_core._directory import check_step
+from ckpt_core._directory import check_step, why_immovable
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -207,7 +208,7 @@ def _from_tiers(
         failed = local.restore(step, read)
         if isinstance(failed, RestoredStep):
             return failed, local.complete[step]
-    opened = list[tuple[Checkpoint, str]]()
+    opened = list[tuple[Checkpoint, Listing, str]]()
 
     def opening() -> Checkpoint:
         listing = steps.look()
@@ -216,7 +217,7 @@ def _from_tiers(
         first = steps.processes.index == 0
         if first and isinstance(found, NativeCheckpoint) and found.record.parent:
             stray = _stray(run, step, found, listing, by_number)
-        opened.append((found, stray))
+        opened.append((found, listing, stray))
         return found
 
     try:
@@ -241,9 +242,18 @@ def _from_tiers(
         if isinstance(found, RestoredStep):
             return found, local.complete[step]
         raise found if counts_as(found, OSError, alone) else error  # noqa: B904
-    ours, stray = opened[-1]
+    ours, listing, stray = opened[-1]
     if stray:
         _warn(stray, _FROM_RESTORE)
+    writes = steps.processes.index == 0 and steps.local and not steps.read_only
+    writes = writes and os.access(steps.directory, os.W_OK)
+    for one in sorted(one for one in listing.names if writes and one >= step):
+        path = ours.path if one == step else steps.path(one, listing)
+        if not os.access(path, os.W_OK):  # the next save moves what is newer
+            logger.warning(
+                "%s: step %d is restored, but %s", steps.directory, step, why_immovable(path)
+            )
+            break
     return restored, ours.record.token if isinstance(ours, NativeCheckpoint) else ""
 
 

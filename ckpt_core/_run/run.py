@@ -25,6 +25,7 @@ from ckpt_core._errors import (
     GraceExceeded,
     is_visible,
 )
+from ckpt_core._lazy import jax
 from ckpt_core._run import history
 from ckpt_core._run.decision import LOOK_SECS, STORE_LOOK_SECS, SaveDecision, SaveNow
 from ckpt_core._run.history import Changes, Identity, SaveRequest, Trail
@@ -42,7 +43,7 @@ from ckpt_core._run.run_file import parse_run_file
 from ckpt_core._run.steps import Following, RunSteps, facts_of
 from ckpt_core._run.tiers import LocalTier, open_local
 from ckpt_core._run.unread import UnreadValues
-from ckpt_core._save import Links, RecordFields, Save, SaveJob, fetched, take_snapshot
+from ckpt_core._save import Links, RecordFields, Save, SaveJob, take_snapshot
 from ckpt_core._saved import Checkpoint
 
 Write = tuple[SaveSlot, Save, Callable[[], None]]
@@ -129,7 +130,8 @@ class Run:
         if not force and not self.decision.wants(step, self.slots[0].running, self.latest):
             return False
         self.unread.watch_pipelines(items)
-        fields = replace(fields, metrics=fetched(fields.metrics))
+        numbers = {name: float(jax.device_get(one)) for name, one in fields.metrics.items()}
+        fields = replace(fields, metrics=numbers)
         persists = self.local is None or force or self._wants_persistent(step)
         replaces = overwrite and (step in trail.own or step in running_steps)
         replaces = replaces or step in trail.uncertain or step in trail.damaged

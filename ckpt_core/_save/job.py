@@ -101,8 +101,8 @@ class SaveJob:
         HOME.is_used = True
         if os.getpid() != HOME.pid:
             raise forked()
-        if self.options.flat and not self.own and not (self.local and self.fields.single):
-            what = "named items" if self.local else "a bucket"
+        if self.options.flat and not self.own and not (self.on_disk and self.fields.single):
+            what = "named items" if self.on_disk else "a bucket"
             raise RefusedArgument(
                 f"Options(flat=True) is for one tree without a name in a directory, not for {what}: "
                 "leave it out"
@@ -234,11 +234,6 @@ def metrics_of(metrics: Mapping[str, float] | None, items: Mapping[str, object])
             )
         numbers[name] = array
     return numbers
-
-
-def fetched(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics, once their devices have computed them."""
-    return {name: float(jax.device_get(one)) for name, one in metrics.items()}
 
 
 def _instead(name: object, value: object) -> str:
