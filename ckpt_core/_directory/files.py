@@ -46,7 +46,11 @@ def kind_at(path: str, *, follow: bool = True) -> str:
 
 def refuse_file(path: str) -> None:
     """Raises NotADirectoryError if ``path`` is a file; never for a URL."""
-    if os.path.exists(path) and not os.path.isdir(path):  # of an error, who lists it says more
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return  # nothing is there, or who lists it says what is wrong
+    if not stat.S_ISDIR(mode):
         raise NotADirectoryError(errno.ENOTDIR, "a file is where a directory should be", path)
 
 

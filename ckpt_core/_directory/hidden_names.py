@@ -69,7 +69,8 @@ def parse(entry: str) -> Hidden | None:
 def names_in(path: str) -> list[str] | None:
     """What a directory holds: nothing if there is none, None if something else is there; OSError if the system cannot say."""
     try:
-        return os.listdir(path)
+        with os.scandir(path) as entries:
+            return [entry.name for entry in entries]
     except FileNotFoundError:
         return []
     except NotADirectoryError:
