@@ -265,9 +265,7 @@ class LocalAttempt(contextlib.AbstractContextManager["LocalAttempt"]):
     overwrite: bool
     durable: bool
     created: list[str]  # directories above it
-    data_prefix: str = (
-        ""  # of the name of each data file, by which it is known as one of this attempt
-    )
+    data_prefix: str = ""  # of the names of data files, by which they are known as this attempt's
     superseded: list[str] = field(default_factory=list[str])  # to be deleted after the commit
     written: os.stat_result | None = None  # status of the directory, set by commit()
     replaced: str | None = None  # path to which the commit moves the old checkpoint

@@ -16,8 +16,8 @@ from tests.support.paths import INTEGRATIONS, PACKAGE, ROOT, modules
 
 # What the house weighs. These numbers only fall.
 SUMS = {
-    "lines of ckpt_core": 36_924,
-    "characters of ckpt_core": 1_641_270,
+    "lines of ckpt_core": 36_922,
+    "characters of ckpt_core": 1_641_249,
     "lines of the integrations": 11_843,
     "characters of the integrations": 498_122,
     "files of both": 225,
