@@ -21,7 +21,7 @@ SUMS = {
     "lines of the integrations": 11_843,
     "characters of the integrations": 498_122,
     "files of both": 225,
-    "lines of tests": 54_593,
+    "lines of tests": 54_589,
     "lines of tests that import private names": 7_263,
     "files of tests": 259,
     "words of pages": 19_187,

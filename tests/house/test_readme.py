@@ -73,11 +73,7 @@ def blocks_of(text: str) -> list[tuple[int, str]]:
 
 
 def run_blocks(
-    readme: Path,
-    directory: Path,
-    which: str = "first",
-    *,
-    then: tuple[str, ...] = (),
+    readme: Path, directory: Path, which: str = "first", *, then: tuple[str, ...] = ()
 ) -> forked.Done:
     """The README's blocks, one after the other in one namespace, and what is asserted `then`."""
     blocks = blocks_of(readme.read_text())

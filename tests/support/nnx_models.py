@@ -84,7 +84,4 @@ class Annotated(nnx.Module):
 
 def build(seed: int) -> dict[str, Any]:
     model = Annotated(seed)
-    return {
-        "model": model,
-        "optimizer": nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param),
-    }
+    return {"model": model, "optimizer": nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)}

@@ -189,10 +189,7 @@ def test_killed_before_an_operation(pool, counted, tmp_path, name, stride):
 
 @pytest.mark.parametrize(
     ("name", "stride"),
-    [
-        pytest.param("step", 4, marks=pytest.mark.always),
-        *((name, 1) for name in SCENARIOS),
-    ],
+    [pytest.param("step", 4, marks=pytest.mark.always), *((name, 1) for name in SCENARIOS)],
 )
 def test_killed_in_the_middle_of_a_write(pool, counted, tmp_path, name, stride):
     count = sum(op.name == "write" for op in counted[name])

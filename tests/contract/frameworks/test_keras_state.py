@@ -35,6 +35,17 @@ def test_a_sound_model_is_saved_as_keras_own_state_tree(tmp_path):
     )
 
 
+def test_a_model_follows_what_a_trainer_publishes(tmp_path):
+    trained, live, follower = mlp(0), mlp(1), ckpt.Follower(tmp_path)
+    with ckpt.Publisher(tmp_path) as publisher:
+        for version in range(3):
+            trained.weights[version].assign_add(trained.weights[version] + 1)
+            publisher.publish(version, model=trained)
+            assert follower.update(model=live, timeout_secs=60) == version
+            km.assert_same(km.values(live), km.values(trained))
+    assert [*tmp_path.glob(".ckpt-delta-2-*")]
+
+
 def test_adam_is_adam_7_but_never_sgd(tmp_path):
     model = mlp(0, keras.optimizers.Adam(name="adam"))
     km.scramble(model)

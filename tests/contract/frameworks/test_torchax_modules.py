@@ -29,6 +29,17 @@ def test_buffers_come_back_and_non_persistent_ones_stay(tmp_path):
     assert other.table.jax().tolist() == [5, 6, 7]
 
 
+def test_a_module_follows_what_a_trainer_publishes(tmp_path):
+    trained, live, follower = net(0, tied=True), net(1, tied=True), ckpt.Follower(tmp_path)
+    with ckpt.Publisher(tmp_path) as publisher:
+        for version in range(3):
+            trained.norm.running_mean.add_(version)
+            publisher.publish(version, model=trained)
+            assert follower.update(model=live, timeout_secs=60) == version
+            assert same(values(trained), values(live)) and live.head.weight is live.embed.weight
+    assert [*tmp_path.glob(".ckpt-delta-2-*")]
+
+
 def test_tied_weights_are_stored_once_and_stay_tied(tmp_path):
     model = net(0, tied=True)
     ckpt.save(tmp_path / "a", model=model)

@@ -32,9 +32,7 @@ def published(version, life):
     return {"w": np.asarray(tree["w"].astype(jnp.bfloat16)), "at": tree["at"]}
 """
 # begins where the last one ended, or up to three versions before that
-TRAINER = (
-    STATE
-    + """
+TRAINER = """
 found = ckpt.Follower(place, options=options)
 newest = found.update()
 first = 0 if newest is None else max(0, newest + 1 - int(sys.argv[4]))
@@ -42,11 +40,8 @@ with ckpt.Publisher(place, anchor_every=20, max_to_keep=3, options=options) as p
     for version in range(first, last + 1):
         publisher.publish(version, trained(version, life), cast=jnp.bfloat16); time.sleep(0.02)
 """
-)
 # says what it stands at; ends at the last version
-SAMPLER = (
-    STATE
-    + """
+SAMPLER = """
 follower, seen = ckpt.Follower(place, options=options), 0
 live = {"w": jnp.zeros((100, 300)), "at": np.zeros(2, np.int64)}
 while live["at"][0] != last:
@@ -61,34 +56,30 @@ while live["at"][0] != last:
         print("SEEN", version, flush=True)
 print("DONE", flush=True)
 """
-)
 
 
 def damage(place: str, chance: random.Random) -> None:
     """Flips a bit of one file, or removes it."""
-    if "://" in place:
-        keys = keys_at(place)
+    keys = keys_at(place) if "://" in place else None
+    if keys:
         names = [name for name in keys.list() if name.startswith(".ckpt-")]
-        name = chance.choice(names) if names else ""
-        data = keys.get(name) if names else None
     else:
-        files = [f"{folder}/{name}" for folder, _, names in os.walk(place) for name in names]
-        name = chance.choice(files) if files else ""
-        try:
-            data = Path(name).read_bytes() if files else None
-        except FileNotFoundError:  # by retention
-            data = None
-    if not data:
+        names = [f"{folder}/{name}" for folder, _, names in os.walk(place) for name in names]
+    if not names:
         return
-    bit = chance.randrange(len(data))
-    data = data[:bit] + bytes([data[bit] ^ 4]) + data[bit + 1 :]
-    if "://" in place:
-        lost = "published" not in name and chance.random() < 0.3
-        keys.delete([name]) if lost else keys.put(name, data)
-    elif ".ckpt-published" not in name and chance.random() < 0.3:
-        Path(name).unlink(missing_ok=True)
-    else:
-        with contextlib.suppress(FileNotFoundError):
+    name = chance.choice(names)
+    lost = ".ckpt-published" not in name and chance.random() < 0.3
+    with contextlib.suppress(FileNotFoundError):  # by retention
+        data = keys.get(name) if keys else Path(name).read_bytes()
+        if not data:
+            return
+        bit = chance.randrange(len(data))
+        data = data[:bit] + bytes([data[bit] ^ 4]) + data[bit + 1 :]
+        if keys:
+            keys.delete([name]) if lost else keys.put(name, data)
+        elif lost:
+            Path(name).unlink()
+        else:
             Path(f"{name}.damaged").write_bytes(data)
             os.replace(f"{name}.damaged", name)
 
@@ -103,7 +94,9 @@ def world(place: str, last: int, kills: int, seed: int, logs: Path) -> list[int]
     def start(side: str, code: str, *more: str) -> None:
         files.append(logs / f"{len(files)}.{side}")
         arguments = [place, str(len(files)), str(last), *more]
-        running[side] = forked.start(code, *arguments, output=files[-1], environment=environment)
+        running[side] = forked.start(
+            STATE + code, *arguments, output=files[-1], environment=environment
+        )
 
     def said() -> str:
         return "".join(one.read_text() for one in files if one.suffix == ".sampler")

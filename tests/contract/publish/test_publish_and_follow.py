@@ -319,6 +319,24 @@ def test_a_failure_is_raised_once_and_the_next_version_is_an_anchor(place):
     assert sorted(one.name for one in Path(place).iterdir() if one.is_dir()) == ["0", "3"]
 
 
+def test_a_delta_of_a_version_that_failed_goes_with_the_next(place):
+    chain = Path(place, ".ckpt-published")
+    with ckpt.Publisher(place) as publisher:
+        publisher.publish(0, weights(0))
+        comes_to(ckpt.Follower(place), 0)
+        aside = chain.rename(f"{place}/aside")
+        chain.mkdir()
+        publisher.publish(1, weights(1))
+        with pytest.raises(IsADirectoryError):
+            publisher.publish(2, weights(2))
+        assert len(hidden(place)) == 1
+        chain.rmdir()
+        aside.rename(chain)
+        publisher.publish(2, weights(2))
+    assert hidden(place) == []
+    assert bits(ckpt.Follower(place).load()) == bits(weights(2))
+
+
 def test_steps_of_a_checkpointer_beside_it_stay(place):
     with ckpt.Checkpointer(place) as steps, ckpt.Publisher(place, max_to_keep=1) as publisher:
         steps.save(0, weights(0))

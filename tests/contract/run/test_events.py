@@ -294,10 +294,7 @@ def test_run_metadata(directory):
 
 @pytest.mark.parametrize("value", [{"a": object()}, [1], None, "text", {"a": {1j: 2}}])
 def test_run_metadata_refused(tmp_path, value):
-    with (
-        ckpt.Checkpointer(tmp_path) as checkpointer,
-        pytest.raises(TypeError, match="JSON"),
-    ):
+    with ckpt.Checkpointer(tmp_path) as checkpointer, pytest.raises(TypeError, match="JSON"):
         checkpointer.write_run_metadata(value)
     assert list(tmp_path.iterdir()) == []
 

@@ -44,10 +44,7 @@ VALUES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "jax": (params, lambda tree: jax.tree.map(lambda x: x * 2, tree)),
     "numpy": (lambda: {"w": np.zeros(3)}, lambda tree: {"w": tree["w"] + 1}),
     "changed in place": (lambda: {"w": np.zeros(3)}, lambda tree: tree),
-    "optax": (
-        lambda: ADAM.init(params()),
-        lambda state: ADAM.update(params(), state, params())[1],
-    ),
+    "optax": (lambda: ADAM.init(params()), lambda state: ADAM.update(params(), state, params())[1]),
     "number": (lambda: 7, lambda number: number + 1),
     "key": (lambda: jax.random.key(0), lambda key: jax.random.split(key)[0]),
     "text": (lambda: {"name": "a"}, lambda tree: {"name": tree["name"] + "b"}),
@@ -185,10 +182,7 @@ def test_an_item_that_was_left_out_is_not_begun_anew(tmp_path, how):
 
 def test_the_two_ways_out(tmp_path):
     saved(tmp_path, model=Own(count=1), optimizer=Own(count=2))
-    ways: list[dict[str, Any]] = [
-        {"unexpected": "ignore"},
-        {"items": {"optimizer": Own(count=0)}},
-    ]
+    ways: list[dict[str, Any]] = [{"unexpected": "ignore"}, {"items": {"optimizer": Own(count=0)}}]
     for arguments in ways:
         with open_at(tmp_path) as checkpointer:
             checkpointer.restore_latest(model=Own(count=0), **arguments)
@@ -229,10 +223,7 @@ def test_constants_are_written_anew(tmp_path, kind, name):
 
 def test_an_item_that_is_restored_in_part_is_restored(tmp_path):
     saved(tmp_path, tree={"a": jnp.ones(2), "b": jnp.ones(3)})
-    parts: list[dict[str, Any]] = [
-        {"only": "tree/a"},
-        {"missing": "keep", "unexpected": "ignore"},
-    ]
+    parts: list[dict[str, Any]] = [{"only": "tree/a"}, {"missing": "keep", "unexpected": "ignore"}]
     for arguments in parts:
         target = {"a": jnp.zeros(2), "b": jnp.zeros(3)}
         with open_at(tmp_path) as checkpointer:

@@ -309,12 +309,7 @@ def test_it_is_asked_until_a_step_is_committed(tmp_path, call: Call, tiers):
         assert saved > (fails or 0)
         assert run.load(saved)["w"].tolist() == STATE["w"].tolist()
     told = json.loads(call("save-now", run_path, "--json")[1])
-    assert told == {
-        "directory": str(run_path),
-        "new": True,
-        "saved": False,
-        "newest_step": None,
-    }
+    assert told == {"directory": str(run_path), "new": True, "saved": False, "newest_step": None}
 
 
 def test_in_a_bucket(call: Call):

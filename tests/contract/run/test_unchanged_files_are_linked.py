@@ -317,8 +317,7 @@ def _symlinks(step: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "happened",
-    [shutil.rmtree, _delete_a_file, _replace, _copy, _touch, _symlinks],
+    "happened", [shutil.rmtree, _delete_a_file, _replace, _copy, _touch, _symlinks]
 )
 def test_what_happened_to_the_last_step_meanwhile(tmp_path, happened):
     """Whatever it was, the new step is written whole, and no error is raised."""
@@ -338,8 +337,7 @@ def test_what_happened_to_the_last_step_meanwhile(tmp_path, happened):
 
 
 @pytest.mark.parametrize(
-    ("number", "at"),
-    [(errno.EXDEV, 0), (errno.EPERM, 3), (errno.EMLINK, 3), (errno.ENOTSUP, 0)],
+    ("number", "at"), [(errno.EXDEV, 0), (errno.EPERM, 3), (errno.EMLINK, 3), (errno.ENOTSUP, 0)]
 )
 def test_file_systems_that_refuse_links(tmp_path, monkeypatch, number, at):
     tree, link, calls = frozen_tree(), os.link, []

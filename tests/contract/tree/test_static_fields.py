@@ -354,12 +354,7 @@ def test_numbers_that_no_float_can_be_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (None, {"factor": 4.0}),
-        ([1, 2], [1, 2, 4]),
-        ([1, 2], (1, 3)),
-    ],
+    ("one", "other"), [(None, {"factor": 4.0}), ([1, 2], [1, 2, 4]), ([1, 2], (1, 3))]
 )
 def test_static_values_of_other_lengths_differ(tmp_path, one, other):
     for before, now in ((one, other), (other, one)):
