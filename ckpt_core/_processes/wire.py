@@ -176,8 +176,7 @@ class Rounds:
             client.key_value_delete(values_folder(old))
 
 
-# Kept for the client that is in use. It is the key itself, so it stays while its state is kept: the next client of a process
-# that ends jax.distributed and begins it again often gets the same id.
+# The key is the client, not its id, which the next client of a process often gets again.
 @functools.lru_cache(1)
 def rounds(client: Any) -> Rounds:
     """What this process knows of a client."""

@@ -130,8 +130,7 @@ class Preemption:
             return self._agreed(self.step)
         if self.noticed_at is None:
             return False
-        # If the signal came after the policy had declined this step, a loop that stops here would lose it: the next step
-        # is saved first. A loop that does not save every step must not wait for that for long.
+        # a step that was declined before the signal would be lost: the next one is saved first, if it comes soon
         waits = self._declined_unaware and time.monotonic() < self.noticed_at + _NEXT_SAVE_SECS
         return not waits
 

@@ -312,7 +312,8 @@ def load(run: Run, step: int, like: Any, item: str | None, arguments: dict[str, 
         else:
             found = run.local.read(step, read, opening)
             if isinstance(found, (CheckpointError, OSError)):
-                raise found
+                cause, alone = found.__cause__, run.local.reads_alone  # its writer may delete it
+                raise cause if alone and isinstance(cause, CheckpointNotFound) else found
     except CheckpointCorrupt:
         run.links.forget()
         raise

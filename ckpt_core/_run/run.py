@@ -29,12 +29,7 @@ from ckpt_core._lazy import jax
 from ckpt_core._run import history
 from ckpt_core._run.decision import LOOK_SECS, STORE_LOOK_SECS, SaveDecision, SaveNow
 from ckpt_core._run.history import Changes, Identity, SaveRequest, Trail
-from ckpt_core._run.in_flight import (
-    SaveSlot,
-    refuse_if_running,
-    wait_and_raise,
-    wait_for_all,
-)
+from ckpt_core._run.in_flight import SaveSlot, refuse_if_running, wait_and_raise, wait_for_all
 from ckpt_core._run.lease import Lease
 from ckpt_core._run.policies import keep, when
 from ckpt_core._run.preemption import Preemption

@@ -5,7 +5,7 @@ and end with their count. With local directories the file holds all lineages, of
 and which numbers were deleted or replaced. So a step of a host that was away counts or not by its token alone.
 
 While steps are being removed the file names them: they count no more, in any tier, and whoever writes next finishes the
-removal. So one write of this file removes steps from all directories at once.
+removal.
 """
 
 from __future__ import annotations

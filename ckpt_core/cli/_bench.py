@@ -154,8 +154,7 @@ def _run_processes(count: int) -> int:
         codes = [child.wait() for child in children]
         return next((max(code, FAILED) for code in codes if code), 0)
     except KeyboardInterrupt:
-        # The terminal sent Ctrl-C to the children, too, and they write their results. A child that waits for another one in
-        # the middle of a save does not react to it.
+        # the children got Ctrl-C, too, and write their results; one that waits in the middle of a save does not end
         with contextlib.suppress(subprocess.TimeoutExpired):
             for child in children:
                 child.wait(_GRACE_SECS)

@@ -16,12 +16,12 @@ from tests.support.paths import INTEGRATIONS, PACKAGE, ROOT, modules
 
 # What the house weighs. These numbers only fall.
 SUMS = {
-    "lines of ckpt_core": 36_922,
-    "characters of ckpt_core": 1_641_249,
+    "lines of ckpt_core": 36_912,
+    "characters of ckpt_core": 1_641_219,
     "lines of the integrations": 11_843,
     "characters of the integrations": 498_122,
     "files of both": 225,
-    "lines of tests": 54_589,
+    "lines of tests": 54_588,
     "lines of tests that import private names": 7_263,
     "files of tests": 259,
     "words of pages": 19_187,

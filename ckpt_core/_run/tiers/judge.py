@@ -15,12 +15,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
-from ckpt_core._errors import (
-    CheckpointCorrupt,
-    CheckpointError,
-    CheckpointNotFound,
-    is_of_target,
-)
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, is_of_target
 from ckpt_core._format.part import Runs, contains, dump_runs, parse_runs
 from ckpt_core._run.run_file import Order
 

@@ -186,6 +186,8 @@ class LocalTier:
         """Looks anew, as process 0 sees the run now, and claims the folders of a writer; all processes must call it."""
         self._use(agree_on_run_file(self._steps, make=False))
         if not self._steps.read_only:
+            if self._run.earlier and not os.path.isdir(self._folders.root):  # a save has begun
+                logger.warning("%s is gone, with the steps that it alone had", self._folders.root)
             self.claim()
         self.look()
 

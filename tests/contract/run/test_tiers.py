@@ -53,10 +53,8 @@ class Run:
     def __init__(self, root: Path) -> None:
         self.persistent, self.local = root / "persistent", root / "local"
 
-    def start(self, options: ckpt.Options | None = EVERY_THIRD, **more: Any) -> ckpt.Checkpointer:
-        return ckpt.Checkpointer(
-            self.persistent, local_directory=self.local, options=options, **more
-        )
+    def start(self, options: ckpt.Options | None = EVERY_THIRD, **kw: Any) -> ckpt.Checkpointer:
+        return ckpt.Checkpointer(self.persistent, local_directory=self.local, options=options, **kw)
 
     def train(self, steps: range, **more: Any) -> None:
         with self.start(**more) as checkpointer:
@@ -66,7 +64,7 @@ class Run:
     def local_steps(self) -> dict[int, Path]:
         return {int(path.name): path for path in self.local.glob("run-*/process_0-of-1/[0-9]*")}
 
-    def restored(self, **more: Any) -> ckpt.Restored | None:
+    def restored(self, **more: Any) -> Any:
         with self.start(**more) as checkpointer:
             found = checkpointer.restore_latest(state=state(99))
             assert found is None or same(found["state"], found.step)
@@ -85,9 +83,7 @@ def test_local_takes_every_save_and_persistent_some(run, asynchronous):
         assert persistent.all_steps() == [0, 3]
         assert same(persistent.load(3), 3)
     assert list(run.local_steps()) == [4]
-    restored = run.restored()
-    assert restored is not None and restored.step == 4
-    assert Path(restored.path) == run.local_steps()[4]
+    assert Path(run.restored().path) == run.local_steps()[4]
     for step in (run.local_steps()[4], run.persistent / "3"):
         assert ckpt.verify(step).ok  # alone, a process's own step is a checkpoint like any other
 
@@ -121,9 +117,13 @@ def test_what_both_hold_is_asked_and_read_as_one(run):
     with run.start(read_only=True) as reader:
         assert reader.all_steps() == [0, 3, 4]
         assert not reader.should_save(5)
+        run.train(range(5, 6))  # which deletes the local step 4
+        with pytest.raises(CheckpointNotFound):
+            reader.load(4)
 
 
-def test_a_local_directory_that_is_lost_while_the_run_goes_on(run):
+def test_a_local_directory_that_is_lost_is_named(run, caplog):
+    assert run.restored() is None
     with run.start() as checkpointer:
         for step in range(5):
             checkpointer.save(step, state(step))
@@ -134,6 +134,9 @@ def test_a_local_directory_that_is_lost_while_the_run_goes_on(run):
         checkpointer.save(5, state(5))
         checkpointer.wait_until_finished()
         assert checkpointer.all_steps() == [0, 3, 5] and list(run.local_steps()) == [5]
+    assert run.restored().step == 5 and caplog.text.count("the steps that it alone had") == 1
+    shutil.rmtree(run.local)  # as a restart of the host does, if it was in memory
+    assert run.restored().step == 3 and caplog.text.count("the steps that it alone had") == 2
 
 
 def test_damage_in_a_step_that_is_local_only(run):
@@ -148,8 +151,7 @@ def test_damage_in_a_step_that_is_local_only(run):
         assert checkpointer.save(4, state(4))  # it is not in the way
         checkpointer.wait_until_finished()
         assert checkpointer.all_steps() == [0, 3, 4]
-    restored = run.restored()
-    assert restored is not None and restored.step == 4
+    assert run.restored().step == 4
 
 
 def test_never_from_scratch_when_the_only_copy_is_damaged(run):
@@ -170,9 +172,7 @@ def test_of_a_damaged_local_copy_the_other_one_is_restored(run, broken):
         turn_a_bit(run.local_steps()[3])
     else:
         (run.local_steps()[3] / broken).unlink()
-    restored = run.restored()
-    assert restored is not None and restored.step == 3
-    assert Path(restored.path) == run.persistent / "3"
+    assert Path(run.restored().path) == run.persistent / "3"
 
 
 def test_a_mismatch_is_raised_and_a_missing_item_is_named(run):
@@ -191,8 +191,7 @@ def test_a_directory_that_was_removed_to_start_anew(run):
     shutil.rmtree(run.persistent)
     assert run.restored() is None
     run.train(range(1, 3))
-    restored = run.restored()
-    assert restored is not None and restored.step == 2
+    assert run.restored().step == 2
 
 
 def test_what_processes_left_that_are_gone(run):
