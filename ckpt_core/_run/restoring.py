@@ -77,7 +77,7 @@ def restore_latest(
                         continue
                     if not isinstance(error, CheckpointCorrupt | CheckpointNotFound):
                         raise
-                    # as all processes take it: where they failed for different reasons, they must not go different ways
+                    # as all processes take it: they may have failed for different reasons
                     if counts_as(error, CheckpointNotFound, alone):
                         listed = _candidates(run)
                         if step in listed:
@@ -223,7 +223,7 @@ def _from_tiers(
     try:
         restored = read(opening)
     except Exception as error:
-        # not by the class of this process's own error: the others may have failed for another reason
+        # as all processes take it: they may have failed for different reasons
         absent = counts_as(error, CheckpointNotFound, alone)
         damaged = counts_as(error, CheckpointCorrupt, alone)
         if local is None or not (absent or damaged):
@@ -231,7 +231,7 @@ def _from_tiers(
         if failed is not None:
             if not absent and not counts_as(failed, OSError, alone):
                 raise
-            # only the local tier has the step, or had it: a writer may delete it while others read
+            # only the local tier has the step, or had it: its writer may delete it
             vanished = isinstance(failed.__cause__, CheckpointNotFound)
             raise error if vanished and local.reads_alone else failed  # noqa: B904
         if absent:
@@ -312,8 +312,8 @@ def load(run: Run, step: int, like: Any, item: str | None, arguments: dict[str, 
         else:
             found = run.local.read(step, read, opening)
             if isinstance(found, (CheckpointError, OSError)):
-                cause, alone = found.__cause__, run.local.reads_alone  # its writer may delete it
-                raise cause if alone and isinstance(cause, CheckpointNotFound) else found
+                cause, reader = found.__cause__, run.local.reads_alone  # a writer deletes meanwhile
+                raise cause if reader and isinstance(cause, CheckpointNotFound) else found
     except CheckpointCorrupt:
         run.links.forget()
         raise

@@ -4,8 +4,7 @@ A Checkpointer draws a lineage whenever it begins to save from a step: 16 hex di
 and end with their count. With local directories the file holds all lineages, of each earlier one the last step that counts,
 and which numbers were deleted or replaced. So a step of a host that was away counts or not by its token alone.
 
-While steps are being removed the file names them: they count no more, in any tier, and whoever writes next finishes the
-removal.
+Steps that are being removed stand in it: they count no more, in any tier, and the next writer finishes that.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def _run_processes(count: int) -> int:
         codes = [child.wait() for child in children]
         return next((max(code, FAILED) for code in codes if code), 0)
     except KeyboardInterrupt:
-        # the children got Ctrl-C, too, and write their results; one that waits in the middle of a save does not end
+        # the children got Ctrl-C and write their results; one that waits within a save does not end
         with contextlib.suppress(subprocess.TimeoutExpired):
             for child in children:
                 child.wait(_GRACE_SECS)

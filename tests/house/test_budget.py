@@ -16,8 +16,8 @@ from tests.support.paths import INTEGRATIONS, PACKAGE, ROOT, modules
 
 # What the house weighs. These numbers only fall.
 SUMS = {
-    "lines of ckpt_core": 36_912,
-    "characters of ckpt_core": 1_641_219,
+    "lines of ckpt_core": 36_911,
+    "characters of ckpt_core": 1_641_118,
     "lines of the integrations": 11_843,
     "characters of the integrations": 498_122,
     "files of both": 225,

@@ -186,7 +186,7 @@ def test_power_cut_at_any_moment(plain_pool, tmp_path):
     with _ext4(tmp_path) as (image, disk), _Trainer(tmp_path, disk / "steps") as trainer:
         while cuts_with_steps <= 30:
             number += 1
-            cut = tmp_path / f"cut{number}"  # whoever copied our mounts still has the last one
+            cut = tmp_path / f"cut{number}"  # others may have copied the mount of the last one
             assert number < 400, "the trainer saved too little to show anything"
             time.sleep(0.05 + number * 0.013 % 0.2)
             with trainer.stopped():
